@@ -1,0 +1,1 @@
+"""The reference application: a shop with orders, payments, stock and customers."""

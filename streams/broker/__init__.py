@@ -1,0 +1,1 @@
+"""Kafka: the only modules that import confluent_kafka."""

@@ -1,0 +1,140 @@
+"""Kafka clients with the options that fencepost's promises rest on."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+
+from streams.errors import ServerUnavailable
+from streams.event import Record
+from streams.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+# librdkafka's own lines go through logging instead of stderr.
+_CLIENT_LOG = logging.getLogger("streams.broker.librdkafka")
+
+
+def producer(settings: Settings, overrides: Mapping[str, Any] | None = None) -> Producer:
+    """An idempotent producer that never gives a record up by itself."""
+    return Producer(
+        {
+            **_common(settings),
+            "enable.idempotence": True,
+            "acks": "all",
+            # The default hashes keys by CRC32, where every Java client uses murmur2: one key, two partitions.
+            "partitioner": "murmur2_random",
+            # The default drops a record after five minutes and goes on with the next: loss and disorder.
+            "message.timeout.ms": 0,
+            "message.max.bytes": 16 * 1024 * 1024,
+            "compression.type": "lz4",
+            "linger.ms": 2,
+            "queue.buffering.max.messages": 100_000,
+            "queue.buffering.max.kbytes": 128 * 1024,
+            **(overrides or {}),
+        },
+        logger=_CLIENT_LOG,
+    )
+
+
+def consumer(settings: Settings, group: str, overrides: Mapping[str, Any] | None = None) -> Consumer:
+    """A consumer whose offsets move only when told to."""
+    options: dict[str, Any] = {
+        **_common(settings),
+        "group.id": group,
+        "group.protocol": settings.group_protocol,
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        # Where a partition has no fence yet it is sought explicitly; an offset out of range must not pass unseen.
+        "auto.offset.reset": "error",
+        "enable.partition.eof": False,
+        "isolation.level": "read_committed",
+        "fetch.wait.max.ms": 100,
+        # Enough to fill the next batch while the last one is in the database, and no more per partition than that.
+        "queued.min.messages": 10_000,
+        "queued.max.messages.kbytes": 65_536,
+    }
+    if settings.group_protocol == "classic":
+        options["partition.assignment.strategy"] = "cooperative-sticky"
+    return Consumer({**options, **(overrides or {})}, logger=_CLIENT_LOG)
+
+
+def reader(settings: Settings, overrides: Mapping[str, Any] | None = None) -> Consumer:
+    """A consumer outside any group, for reading what is there."""
+    group = f"fencepost-reader-{uuid.uuid4()}"
+    options = {
+        "group.protocol": "classic",
+        "partition.assignment.strategy": "range",
+        "auto.offset.reset": "earliest",
+    }
+    classic = settings.model_copy(update={"group_protocol": "classic"})
+    return consumer(classic, group, {**options, **(overrides or {})})
+
+
+def admin(settings: Settings) -> AdminClient:
+    return AdminClient(_common(settings), logger=_CLIENT_LOG)
+
+
+def require_broker(settings: Settings) -> None:
+    """Raises ServerUnavailable where no broker answers within ``connect_seconds``."""
+    try:
+        admin(settings).list_topics(timeout=settings.connect_seconds)
+    except KafkaException as error:
+        raise ServerUnavailable(
+            f"Kafka does not answer at {settings.kafka} ({error.args[0].str()}); "
+            "check STREAMS_KAFKA, or start local servers with: streams dev up"
+        ) from error
+
+
+def topic_ids(settings: Settings, topics: list[str]) -> dict[str, str]:
+    """The id of each topic that exists: a topic made anew under an old name has another."""
+    from confluent_kafka import TopicCollection  # noqa: PLC0415 - the name is only used here
+
+    found: dict[str, str] = {}
+    client = admin(settings)  # held: the futures are fulfilled only as long as their client lives
+    for name, future in client.describe_topics(TopicCollection(topics)).items():
+        with contextlib.suppress(KafkaException):  # an absent topic is answered by its absence
+            found[name] = str(future.result(settings.connect_seconds).topic_id)
+    return found
+
+
+def record_of(message: Any) -> Record:
+    """A consumed message byte for byte.
+
+    ``Message`` is falsy for a tombstone, so nothing here asks for its truth.
+    """
+    return Record(
+        message.topic(),
+        message.partition(),
+        message.offset(),
+        message.key(),
+        message.value(),
+        tuple(message.headers() or ()),
+        message.timestamp()[1],
+    )
+
+
+def partition_of(message: Any) -> tuple[str, int]:
+    return message.topic(), message.partition()
+
+
+def _common(settings: Settings) -> dict[str, Any]:
+    return {
+        "bootstrap.servers": settings.kafka,
+        "client.id": "fencepost",
+        "socket.keepalive.enable": True,
+        "reconnect.backoff.max.ms": 2_000,
+        "error_cb": _report,
+        **settings.kafka_options,
+    }
+
+
+def _report(error: KafkaError) -> None:
+    # Brokers that are away come back by themselves; librdkafka goes on trying, and the loops see it.
+    logger.warning("Kafka: %s", error.str())

@@ -1,0 +1,1 @@
+"""The command ``streams``: one file per group of commands."""

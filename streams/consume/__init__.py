@@ -1,0 +1,1 @@
+"""From records to effects: decide, settle in one transaction, then move on."""

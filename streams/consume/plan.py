@@ -1,0 +1,130 @@
+"""What becomes of each record of a batch. A pure function of what was decided and what the database knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import assert_never
+
+from streams.app import Processor
+from streams.consume.dispatch import Apply, Fail, Filter, Item, Stop
+from streams.dispositions import Disposition, Known, Lane
+
+
+@dataclass(slots=True)
+class Halted:
+    """A partition that must not go further. ``retry`` where the record is tried again in place."""
+
+    item: Item
+    reason: str
+    retry: bool
+
+
+class Planner:
+    """Walks the records of a batch in order and keeps what follows from each for those behind it."""
+
+    def __init__(self, processor: Processor, known: Known) -> None:
+        self._versions = dict(known.versions)
+        self._waiting = {lane: set(versions) for lane, versions in known.waiting.items()}
+        self._seen = set(known.seen)
+        self._strict = processor.versions == "strict"
+        self._latest = processor.versions == "latest"
+        self._by_key = processor.ordering == "key"
+        self._in_place = processor.ordering == "partition"
+        self._attempts = processor.retry.attempts
+        self.halted: dict[tuple[str, int], Halted] = {}
+        self.advanced: dict[Lane, int] = {}
+        self.received: list[str] = []
+
+    def plan(self, items: Iterable[Item]) -> list[tuple[Item, Disposition]]:
+        """Each record with what becomes of it; records from a halted partition's halt on are left out."""
+        planned = []
+        for item in items:
+            record = item.record
+            if self.halted and (record.topic, record.partition) in self.halted:
+                continue
+            disposition = self.dispose(item)
+            if disposition is not None:
+                planned.append((item, disposition))
+        return planned
+
+    def dispose(self, item: Item) -> Disposition | None:
+        """What becomes of the next record; None where it halts its partition."""
+        lane = (item.record.topic, item.record.key)
+        before = self._before(item, lane)
+        if before is not None:
+            return before
+        decision = item.decision
+        match decision:
+            case Apply():
+                self._passed(item, lane)
+                return Disposition.APPLIED
+            case Filter():
+                self._passed(item, lane)
+                return Disposition.FILTERED
+            case Fail():
+                return self.failed(item, decision)
+            case Stop(reason=reason):
+                self._halt(item, reason, retry=False)
+                return None
+            case _:
+                assert_never(decision)
+
+    def failed(self, item: Item, decision: Fail) -> Disposition | None:
+        """What becomes of a record that did not pass, here or in the database."""
+        failure, lane = decision.failure, (item.record.topic, item.record.key)
+        if failure.permanent or self._attempts <= 1:
+            return Disposition.DEAD
+        if self._in_place:
+            self._halt(item, failure.message, retry=True)
+            return None
+        self._waits(item, lane)
+        return Disposition.RETRIED
+
+    def _before(self, item: Item, lane: Lane) -> Disposition | None:
+        """What is clear from the database alone, whatever the handler decided."""
+        if self._strict or self._latest:
+            return self._by_version(item, lane) if item.version else None
+        if item.event_id in self._seen:
+            return Disposition.DUPLICATE
+        # From here on this group answers for the event, whether it is applied, waits, or is buried.
+        self._seen.add(item.event_id)
+        self.received.append(item.event_id)
+        return self._behind(item, lane) if lane in self._waiting else None
+
+    def _by_version(self, item: Item, lane: Lane) -> Disposition | None:
+        waiting = self._waiting.get(lane, ())
+        standing = standing_of(item.version, self._versions.get(lane, 0), strict=self._strict)
+        if standing is Disposition.STALE:
+            return standing
+        if item.version in waiting:
+            return Disposition.DUPLICATE
+        if standing is Disposition.BEHIND or (self._latest and waiting):
+            return self._behind(item, lane)
+        return None
+
+    def _behind(self, item: Item, lane: Lane) -> Disposition:
+        self._waits(item, lane)
+        return Disposition.BEHIND
+
+    def _waits(self, item: Item, lane: Lane) -> None:
+        if self._by_key:
+            self._waiting.setdefault(lane, set()).add(item.version)
+
+    def _passed(self, item: Item, lane: Lane) -> None:
+        if self._strict or self._latest:
+            self._versions[lane] = self.advanced[lane] = item.version
+
+    def _halt(self, item: Item, reason: str, *, retry: bool) -> None:
+        if self.received and self.received[-1] == item.event_id:
+            self.received.pop()  # it will come again, and must not look like a repetition then
+        self.halted[item.record.topic, item.record.partition] = Halted(item, reason, retry)
+
+
+def standing_of(version: int, current: int, *, strict: bool) -> Disposition | None:
+    """How a version stands to the one that is applied: stale, behind a missing one, or None where it is next."""
+    if version <= current:
+        return Disposition.STALE
+    if strict and version > current + 1:
+        return Disposition.BEHIND
+    return None

@@ -1,0 +1,1 @@
+"""What did not pass at once: retries, dead letters, redrive."""

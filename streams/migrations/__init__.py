@@ -1,0 +1,1 @@
+"""The database schema as SQL files, applied in order by Alembic."""

@@ -1,0 +1,1 @@
+"""The migrations, one module each; the SQL stands in ../sql."""

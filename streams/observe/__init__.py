@@ -1,0 +1,1 @@
+"""What is seen from outside: metrics, status, audit."""

@@ -1,0 +1,26 @@
+"""The catalogue of metrics: the only place where a metric gets its name. Labels never hold a key."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+RELAYED = Counter("streams_relay_records", "Records handed to the broker by the relay")
+RELAY_WAITING_FOR_TOPIC = Gauge(
+    "streams_relay_waiting_for_topic", "1 while the relay waits for a topic that does not exist"
+)
+
+RECORDS = Counter("streams_records", "Records settled, by what became of them", ["group", "disposition"])
+BATCH_SECONDS = Histogram(
+    "streams_batch_seconds",
+    "Time from taking a batch to its commit in the database",
+    ["group"],
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
+)
+FENCED = Counter("streams_fenced", "Transactions refused because the partition had another owner", ["group"])
+RETRIES = Counter("streams_retries", "Retries run, by their outcome", ["group", "outcome"])
+RETRY_LATENESS_SECONDS = Histogram(
+    "streams_retry_lateness_seconds",
+    "How long after its planned time a retry ran",
+    ["group"],
+    buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+)

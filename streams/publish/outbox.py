@@ -1,0 +1,86 @@
+"""Plain messages through the outbox, for services that publish without event sourcing."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Awaitable, Mapping
+from typing import Any, overload
+
+import psycopg
+
+from streams.event import CE_ID, CE_TYPE
+from streams.stores.outbox import INSERT_ONE
+from streams.stores.steps import Query, Steps, run
+
+
+@overload
+def publish(
+    connection: psycopg.Connection[Any],
+    topic: str,
+    key: str | bytes | None,
+    value: bytes | None,
+    headers: Mapping[str, str | bytes | None] | None = None,
+    *,
+    type: str | None = None,
+) -> uuid.UUID: ...
+@overload
+def publish(
+    connection: psycopg.AsyncConnection[Any],
+    topic: str,
+    key: str | bytes | None,
+    value: bytes | None,
+    headers: Mapping[str, str | bytes | None] | None = None,
+    *,
+    type: str | None = None,
+) -> Awaitable[uuid.UUID]: ...
+def publish(
+    connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any],
+    topic: str,
+    key: str | bytes | None,
+    value: bytes | None,
+    headers: Mapping[str, str | bytes | None] | None = None,
+    *,
+    type: str | None = None,
+) -> uuid.UUID | Awaitable[uuid.UUID]:
+    """Writes a message for a topic in the transaction that is open on the connection.
+
+    Args:
+        connection: any psycopg 3 connection, sync or async (then await the answer).
+        topic: the topic's whole name.
+        key: decides the partition; messages of one key stay in order. None spreads them.
+        value: the bytes to send; None is a tombstone.
+        headers: further headers. ``ce_id`` is added unless it is among them.
+        type: sent as ``ce_type``.
+
+    Returns:
+        The message's id, which consumers may suppress duplicates by.
+
+    Raises:
+        NotInTransaction: the connection is in autocommit and no transaction is open.
+    """
+    return run(connection, _publish(topic, key, value, dict(headers or {}), type))
+
+
+def _publish(
+    topic: str,
+    key: str | bytes | None,
+    value: bytes | None,
+    headers: dict[str, str | bytes | None],
+    type: str | None,
+) -> Steps[uuid.UUID]:
+    message_id = uuid.uuid4()
+    headers.setdefault(CE_ID, str(message_id))
+    if type is not None:
+        headers.setdefault(CE_TYPE, type)
+    yield Query(
+        INSERT_ONE,
+        {
+            "id": message_id,
+            "topic": topic,
+            "key": key.encode() if isinstance(key, str) else key,
+            "payload": value,
+            "header_names": list(headers),
+            "header_values": [v.encode() if isinstance(v, str) else v for v in headers.values()],
+        },
+    )
+    return message_id

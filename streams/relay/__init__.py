@@ -1,0 +1,1 @@
+"""From PostgreSQL's write-ahead log to topics."""

@@ -1,0 +1,222 @@
+"""The relay: reads the log, sends records, confirms what the broker has.
+
+One relay at a time reads a slot, since the slot itself is the lock; further ones stand by and take over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaException, Producer
+
+from streams.broker import kafka
+from streams.errors import RelayBlocked, ServerUnavailable
+from streams.observe import metrics
+from streams.points import reach
+from streams.relay import pgoutput, slot
+from streams.relay.pump import Pump
+from streams.relay.rows import Mapper, Naming, mapper
+from streams.relay.stream import LogStream, SlotInUse
+from streams.settings import Settings
+from streams.stores.postgres import CONNECTION_ERRORS
+
+logger = logging.getLogger(__name__)
+
+_STANDBY_SECONDS = 0.5
+_FLUSH_SECONDS = 10.0
+_IDLE_SECONDS = 0.05
+# How many messages of the log are taken before the producer is looked after.
+_BURST = 500
+_TOPIC_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a relay has done since it was started, for display."""
+
+    sent: int
+    confirmed: str
+
+
+class Relay:
+    """Publishes committed rows until it is told to stop.
+
+    Args:
+        settings: database, Kafka, slot and topic prefix.
+        stop: set to end ``run``; what was sent is then flushed and confirmed, within ten seconds.
+    """
+
+    def __init__(self, settings: Settings, stop: threading.Event) -> None:
+        self._settings = settings
+        self._stop = stop
+        self._naming = Naming(settings.topic_prefix, settings.source)
+        self._topics: set[str] = set()
+        self._confirmed = 0
+        self._sent = 0
+
+    @property
+    def progress(self) -> Progress:
+        return Progress(self._sent, pgoutput.position_text(self._confirmed))
+
+    def run(self, on_active: Callable[[], None] = lambda: None) -> None:
+        """Runs until stopped; comes back by itself after the loss of the database or the broker.
+
+        Args:
+            on_active: called each time this relay becomes the one that reads the slot.
+
+        Raises:
+            RelayBlocked: going on would lose or reorder something.
+            ServerUnavailable: PostgreSQL or Kafka is not there, or not as it must be, at the start.
+        """
+        self._confirmed = slot.ensure(self._settings.database_url, self._settings.slot).confirmed
+        kafka.require_broker(self._settings)
+        self._topics = self._existing_topics()
+        delay = _STANDBY_SECONDS
+        while not self._stop.is_set():
+            try:
+                self._session(on_active)
+                delay = _STANDBY_SECONDS
+            except SlotInUse:
+                logger.info("slot %s is in use; standing by", self._settings.slot)
+            except (*CONNECTION_ERRORS, ServerUnavailable) as error:
+                logger.warning("the database is away (%s); trying again", str(error).strip().splitlines()[0])
+                delay = min(delay * 2, 5.0)
+            self._stop.wait(delay)
+
+    def _session(self, on_active: Callable[[], None]) -> None:
+        stream = LogStream(self._settings.database_url, self._settings.slot, self._confirmed)
+        producer = kafka.producer(self._settings)
+        session = _Session(self, stream, producer)
+        try:
+            on_active()
+            session.pump_until(self._stop)
+        finally:
+            # Whatever ended it: what the broker still acknowledges now need not be sent a second time.
+            with contextlib.suppress(RelayBlocked):
+                session.pump.flush(_FLUSH_SECONDS)
+            self._confirmed = session.pump.confirmed
+            with contextlib.suppress(*CONNECTION_ERRORS):
+                stream.report(self._confirmed, now=True)
+                reach("relay.confirmed")
+            stream.close()
+
+    def count(self, sent: int, confirmed: int) -> None:
+        metrics.RELAYED.inc(sent - self._sent if sent > self._sent else 0)
+        self._sent, self._confirmed = sent, confirmed
+
+    def map(self, table: pgoutput.Relation) -> Mapper:
+        return mapper(table, self._naming)
+
+    def require_topic(self, topic: str, while_waiting: Callable[[], None]) -> None:
+        """Waits for a topic that is not there: the relay makes none, and skips nothing."""
+        if topic in self._topics:
+            return
+        while not self._stop.is_set():
+            self._topics = self._existing_topics()
+            if topic in self._topics:
+                return
+            logger.error(
+                "topic %s is not there; the relay waits for it. Declare it, then run: streams topics apply",
+                topic,
+            )
+            metrics.RELAY_WAITING_FOR_TOPIC.set(1)
+            until = time.monotonic() + _TOPIC_SECONDS
+            while time.monotonic() < until and not self._stop.is_set():
+                while_waiting()
+                self._stop.wait(0.1)
+        raise _Stopped
+
+    def _existing_topics(self) -> set[str]:
+        metrics.RELAY_WAITING_FOR_TOPIC.set(0)
+        try:
+            return set(kafka.admin(self._settings).list_topics(timeout=self._settings.connect_seconds).topics)
+        except KafkaException:
+            return self._topics
+
+
+class _Stopped(Exception):
+    pass
+
+
+class _Session:
+    """One uninterrupted reading of the slot."""
+
+    def __init__(self, relay: Relay, stream: LogStream, producer: Producer) -> None:
+        self._relay, self._stream = relay, stream
+        self.pump = Pump(producer, relay._confirmed, self._answer)  # noqa: SLF001 - one unit, in two classes
+        self._sent_before = relay.progress.sent
+        self._mappers: dict[int, Mapper] = {}
+        self._known: set[str] = set()
+        self._position = b""
+        self._index = 0
+        self._inside = False
+
+    def pump_until(self, stop: threading.Event) -> None:
+        with contextlib.suppress(_Stopped):
+            while not stop.is_set():
+                more = self._burst()
+                self.pump.poll()
+                self._answer()
+                self._relay.count(self._sent_before + self.pump.sent, self.pump.confirmed)
+                if not more:
+                    self._stream.wait(_IDLE_SECONDS)
+
+    def _burst(self) -> bool:
+        """Takes what has arrived, to a limit; answers whether there may be more."""
+        read, handle = self._stream.read, self._handle
+        for _ in range(_BURST):
+            message = read()
+            if message is None:
+                return False
+            handle(message)
+        return True
+
+    def _handle(self, message: bytes) -> None:
+        if message[0] == pgoutput.KEEPALIVE:
+            self._keepalive(message)
+            return
+        match message[pgoutput.XLOG_HEADER]:
+            case pgoutput.INSERT:
+                self._insert(message)
+            case pgoutput.BEGIN:
+                self._position = pgoutput.position_text(pgoutput.begin_position(message)).encode() + b"/"
+                self._index, self._inside = 0, True
+                self.pump.begin()
+            case pgoutput.COMMIT:
+                self.pump.commit(pgoutput.commit_end(message))
+                self._inside = False
+                reach("relay.produced")
+            case pgoutput.RELATION:
+                table = pgoutput.relation(message)
+                self._mappers[table.oid] = self._relay.map(table)
+            case _:
+                pass  # types, origins and truncations carry nothing to send
+
+    def _insert(self, message: bytes) -> None:
+        oid, row = pgoutput.inserted(message)
+        self._index += 1
+        record = self._mappers[oid](row, self._position + b"%d" % self._index)
+        if record[0] not in self._known:
+            self._relay.require_topic(record[0], self._wait_for_topic)
+            self._known.add(record[0])
+        self.pump.send(record)
+
+    def _keepalive(self, message: bytes) -> None:
+        end, reply = pgoutput.keepalive(message)
+        # Between BEGIN and COMMIT the server's position says nothing about rows still to come.
+        if not self._inside:
+            self.pump.seen(end)
+        if reply:
+            self._stream.report(self.pump.confirmed, now=True)
+
+    def _answer(self) -> None:
+        self._stream.report(self.pump.confirmed)
+
+    def _wait_for_topic(self) -> None:
+        self.pump.poll()
+        self._answer()

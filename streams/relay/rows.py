@@ -1,0 +1,129 @@
+"""How a row of a relayed table becomes a record."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from streams.errors import RelayBlocked
+from streams.event import (
+    CE_ID,
+    CE_SOURCE,
+    CE_SPECVERSION,
+    CE_SUBJECT,
+    CE_TIME,
+    CE_TYPE,
+    FP_POSITION,
+    FP_VERSION,
+    TRACEPARENT,
+)
+from streams.relay.pgoutput import Columns, Relation
+
+_POSTGRES_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+_INT64 = struct.Struct(">q")
+_INT32 = struct.Struct(">i")
+
+Produced = tuple[str, bytes | None, bytes | None, list[tuple[str, str | bytes | None]]]
+Mapper = Callable[[Columns, bytes], Produced]
+
+
+@dataclass(frozen=True)
+class Naming:
+    """What the relay adds to a row of the event store."""
+
+    topic_prefix: str
+    source: str
+
+
+def mapper(table: Relation, naming: Naming) -> Mapper:
+    """The function from a row's columns and its position to (topic, key, value, headers).
+
+    Raises:
+        RelayBlocked: the table is none of ours, or lacks a column.
+    """
+    build = {"fencepost.event": _event_mapper, "fencepost.outbox": _outbox_mapper}.get(table.name)
+    if build is None:
+        raise RelayBlocked(
+            f"the publication holds the table {table.name}, which the relay does not know how to send"
+        )
+    try:
+        return build(table.index, naming)
+    except KeyError as error:
+        raise RelayBlocked(f"the table {table.name} has no column {error}; run: streams migrate") from error
+
+
+def _event_mapper(index: dict[str, int], naming: Naming) -> Mapper:
+    names = ("resource_type", "resource_id", "version", "id", "type", "payload", "traceparent", "recorded_at")
+    kind, key, version, id_, type_, payload, trace, recorded = (index[name] for name in names)
+    topics: dict[bytes, str] = {}
+    fixed = [(CE_SPECVERSION, b"1.0"), (CE_SOURCE, naming.source.encode())]
+
+    def produced(row: Columns, position: bytes) -> Produced:
+        resource_type = _present(row[kind])
+        topic = topics.get(resource_type)
+        if topic is None:
+            topic = topics[resource_type] = naming.topic_prefix + resource_type.decode()
+        headers: list[tuple[str, str | bytes | None]] = [
+            *fixed,
+            (CE_ID, uuid_text(_present(row[id_]))),
+            (CE_TYPE, row[type_]),
+            (CE_TIME, time_text(_present(row[recorded]))),
+            (CE_SUBJECT, row[key]),
+            (FP_VERSION, b"%d" % int.from_bytes(_present(row[version]), "big")),
+            (FP_POSITION, position),
+        ]
+        if row[trace] is not None:
+            headers.append((TRACEPARENT, row[trace]))
+        return topic, row[key], row[payload], headers
+
+    return produced
+
+
+def _outbox_mapper(index: dict[str, int], naming: Naming) -> Mapper:  # noqa: ARG001 - one signature for all tables
+    names = ("topic", "key", "payload", "header_names", "header_values")
+    topic, key, payload, header_names, header_values = (index[name] for name in names)
+
+    def produced(row: Columns, position: bytes) -> Produced:
+        names = [_present(name).decode() for name in array(_present(row[header_names]))]
+        headers: list[tuple[str, str | bytes | None]] = [
+            *zip(names, array(_present(row[header_values])), strict=True)
+        ]
+        if FP_POSITION not in names:
+            headers.append((FP_POSITION, position))
+        return _present(row[topic]).decode(), row[key], row[payload], headers
+
+    return produced
+
+
+def array(value: bytes) -> list[bytes | None]:
+    """The elements of a one-dimensional array in binary form."""
+    (dimensions,) = _INT32.unpack_from(value, 0)
+    if dimensions == 0:
+        return []
+    (count,) = _INT32.unpack_from(value, 12)
+    offset, elements = 20, []
+    for _ in range(count):
+        (length,) = _INT32.unpack_from(value, offset)
+        offset += 4
+        elements.append(None if length < 0 else value[offset : offset + length])
+        offset += max(length, 0)
+    return elements
+
+
+def uuid_text(value: bytes) -> bytes:
+    digits = value.hex()
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}".encode()
+
+
+def time_text(value: bytes) -> bytes:
+    """A timestamptz in RFC 3339, microseconds, UTC."""
+    (microseconds,) = _INT64.unpack(value)
+    return (_POSTGRES_EPOCH + timedelta(microseconds=microseconds)).isoformat().encode()
+
+
+def _present(value: bytes | None) -> bytes:
+    if value is None:
+        raise RelayBlocked("a column that is NOT NULL arrived as NULL; was the table altered by hand?")
+    return value

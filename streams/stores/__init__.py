@@ -1,0 +1,1 @@
+"""PostgreSQL: the only modules that import psycopg, and the SQL they run."""
