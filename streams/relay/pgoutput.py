@@ -13,6 +13,7 @@ from streams.errors import RelayBlocked
 # What stands before every message: 'w', then start, end and send time of the chunk.
 XLOG_DATA, KEEPALIVE = ord("w"), ord("k")
 XLOG_HEADER = 25
+_BINARY, _NULL = ord("b"), ord("n")
 BEGIN, COMMIT, RELATION, INSERT = ord("B"), ord("C"), ord("R"), ord("I")
 
 _BEGIN = struct.Struct(">Q")
@@ -87,11 +88,11 @@ def inserted(message: bytes) -> tuple[int, Columns]:
     length_at = _LENGTH.unpack_from
     for _ in range(count):
         kind = message[offset]
-        if kind == 98:  # b: binary
+        if kind == _BINARY:
             (length,) = length_at(message, offset + 1)
             offset += 5 + length
             columns.append(message[offset - length : offset])
-        elif kind == 110:  # n: NULL
+        elif kind == _NULL:
             columns.append(None)
             offset += 1
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
+import datetime as dt
 import decimal
 import types
 import typing
@@ -31,11 +31,11 @@ _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
 _LOGICAL_TYPES: dict[str, type] = {
     "decimal": decimal.Decimal,
     "uuid": uuid.UUID,
-    "date": datetime.date,
-    "time-millis": datetime.time,
-    "time-micros": datetime.time,
-    "timestamp-millis": datetime.datetime,
-    "timestamp-micros": datetime.datetime,
+    "date": dt.date,
+    "time-millis": dt.time,
+    "time-micros": dt.time,
+    "timestamp-millis": dt.datetime,
+    "timestamp-micros": dt.datetime,
 }
 
 
