@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from streams.errors import ServerUnavailable
@@ -16,6 +16,8 @@ from streams.event import Record
 from streams.settings import Settings
 
 logger = logging.getLogger(__name__)
+
+Place = tuple[str, int]
 
 # librdkafka's own lines go through logging instead of stderr.
 _CLIENT_LOG = logging.getLogger("streams.broker.librdkafka")
@@ -118,6 +120,33 @@ def record_of(message: Any) -> Record:
         tuple(message.headers() or ()),
         message.timestamp()[1],
     )
+
+
+def read(settings: Settings, begin: Mapping[Place, int], end: Mapping[Place, int]) -> Iterator[Record]:
+    """The records between two offsets of each partition, per partition in order; the end is exclusive.
+
+    Raises:
+        ServerUnavailable: nothing arrives for ``connect_seconds``.
+    """
+    open_places = {place for place, offset in end.items() if offset > begin[place]}
+    client = reader(settings, {"enable.partition.eof": True})
+    try:
+        client.assign([TopicPartition(*place, begin[place]) for place in open_places])
+        while open_places:
+            messages = client.consume(1_000, 0.2) or client.consume(1, settings.connect_seconds)
+            if not messages:
+                raise ServerUnavailable(f"Kafka at {settings.kafka} sends nothing of {sorted(open_places)}")
+            for message in messages:
+                place = partition_of(message)
+                error = message.error()
+                if error is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - its public name
+                    raise ServerUnavailable(f"{place} cannot be read: {error.str()}")
+                if error is None and message.offset() < end[place]:
+                    yield record_of(message)
+                if error is not None or message.offset() + 1 >= end[place]:
+                    open_places.discard(place)
+    finally:
+        client.close()
 
 
 def partition_of(message: Any) -> tuple[str, int]:

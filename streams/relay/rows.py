@@ -15,6 +15,7 @@ from streams.event import (
     CE_SUBJECT,
     CE_TIME,
     CE_TYPE,
+    FP_ERROR,
     FP_POSITION,
     FP_VERSION,
     TRACEPARENT,
@@ -24,6 +25,9 @@ from streams.relay.pgoutput import Columns, Relation
 _POSTGRES_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _INT64 = struct.Struct(">q")
 _INT32 = struct.Struct(">i")
+# What stands before an array's elements: dimensions, whether there are nulls, their type; then length and first index.
+_ARRAY = struct.Struct(">iiI")
+_DIMENSION = struct.Struct(">ii")
 
 Produced = tuple[str, bytes | None, bytes | None, list[tuple[str, str | bytes | None]]]
 Mapper = Callable[[Columns, bytes], Produced]
@@ -90,7 +94,8 @@ def _outbox_mapper(index: dict[str, int], naming: Naming) -> Mapper:  # noqa: AR
         headers: list[tuple[str, str | bytes | None]] = [
             *zip(names, array(_present(row[header_values])), strict=True)
         ]
-        if FP_POSITION not in names:
+        # A dead letter is its original and the error, and nothing more.
+        if FP_POSITION not in names and FP_ERROR not in names:
             headers.append((FP_POSITION, position))
         return _present(row[topic]).decode(), row[key], row[payload], headers
 
@@ -98,18 +103,37 @@ def _outbox_mapper(index: dict[str, int], naming: Naming) -> Mapper:  # noqa: AR
 
 
 def array(value: bytes) -> list[bytes | None]:
-    """The elements of a one-dimensional array in binary form."""
-    (dimensions,) = _INT32.unpack_from(value, 0)
+    """The elements of a one-dimensional array in binary form.
+
+    Raises:
+        RelayBlocked: the bytes are no such array.
+    """
+    try:
+        elements, end = _elements(value)
+    except struct.error as error:
+        raise RelayBlocked(f"an array of headers cannot be read: {error}") from error
+    if end != len(value):
+        raise RelayBlocked(
+            f"an array of headers cannot be read: {len(value)} bytes, its elements end at {end}"
+        )
+    return elements
+
+
+def _elements(value: bytes) -> tuple[list[bytes | None], int]:
+    dimensions, _, _ = _ARRAY.unpack_from(value, 0)
     if dimensions == 0:
-        return []
-    (count,) = _INT32.unpack_from(value, 12)
-    offset, elements = 20, []
+        return [], _ARRAY.size
+    if dimensions != 1:
+        raise RelayBlocked(f"an array of headers has {dimensions} dimensions; was the row written by hand?")
+    count, _ = _DIMENSION.unpack_from(value, _ARRAY.size)
+    offset = _ARRAY.size + _DIMENSION.size
+    elements: list[bytes | None] = []
     for _ in range(count):
         (length,) = _INT32.unpack_from(value, offset)
         offset += 4
         elements.append(None if length < 0 else value[offset : offset + length])
         offset += max(length, 0)
-    return elements
+    return elements, offset
 
 
 def uuid_text(value: bytes) -> bytes:

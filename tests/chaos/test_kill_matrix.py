@@ -1,0 +1,225 @@
+"""Killed by SIGKILL at each named point, started again, and audited: nothing lost, nothing doubled, order kept."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+import schemas
+from streams import Settings, append
+from streams.broker import kafka
+from streams.event import FP_VERSION, Record
+from streams.observe.status import end_offsets
+from streams.points import POINTS
+from streams.topics import apply, plan
+from tests.chaos.app import POISONED, TABLE, app
+from tests.processes import eventually, start, stop, streams, wait_killed
+
+pytestmark = [pytest.mark.real, pytest.mark.slow]
+
+KEYS, PER_KEY = 20, 15
+APPEND = ("append.before_commit", "append.after_commit")
+RELAY = ("relay.produced", "relay.acknowledged", "relay.confirmed")
+CONSUME = (
+    "consume.fetched",
+    "consume.decided",
+    "consume.in_transaction",
+    "consume.database_committed",
+    "consume.offsets_committed",
+)
+RETRY = ("retry.row_written", "retry.woken")
+REDRIVE = ("redrive.requested",)
+
+RUN = streams("run", "tests.chaos.app:app")
+
+
+@pytest.fixture
+def shop(settings: Settings) -> Iterator[psycopg.Connection[Any]]:
+    """Topics, the read model's table, and a service's connection."""
+    apply(plan(app, settings), settings)
+    with psycopg.connect(settings.database_url, autocommit=True) as connection:
+        connection.execute(TABLE)
+        yield connection
+
+
+def test_every_point_is_in_the_matrix() -> None:
+    assert {*APPEND, *RELAY, *CONSUME, *RETRY, *REDRIVE} == POINTS
+
+
+@pytest.mark.parametrize("point", APPEND)
+def test_a_producer_killed_leaves_both_the_row_and_its_event_or_neither(
+    settings: Settings, point: str
+) -> None:
+    with psycopg.connect(settings.database_url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE business_order (order_id text PRIMARY KEY)")
+        service = ["-m", "tests.chaos.service", "o1"]
+        wait_killed(start(service, settings, point))
+        expected = 1 if point == "append.after_commit" else 0
+        assert count(connection, "business_order") == expected
+        assert count(connection, "fencepost.event") == expected
+        again = start(service, settings)
+        assert again.wait(30) == 0, again.communicate()
+        assert count(connection, "business_order") == 1
+        assert count(connection, "fencepost.event") == 1
+
+
+@pytest.mark.parametrize("point", [*RELAY, "relay.produced:40"])
+def test_a_relay_killed_loses_nothing_and_keeps_the_order_of_each_key(
+    settings: Settings, shop: psycopg.Connection[Any], point: str
+) -> None:
+    events = append_events(shop)
+    relay = start(streams("relay", "run"), settings, point)
+    if point == "relay.confirmed":
+        eventually(lambda: relayed(settings) >= events, "everything is relayed")
+        relay.terminate()
+    wait_killed(relay)
+    append_events(shop)
+    relay = start(streams("relay", "run"), settings)
+    eventually(
+        lambda: len(first_versions(settings)) == KEYS and all_versions_there(settings, 2 * PER_KEY),
+        "all is there",
+    )
+    assert "error" not in stop(relay)
+    for key, versions in first_versions(settings).items():
+        assert versions == list(range(1, 2 * PER_KEY + 1)), key
+
+
+@pytest.mark.parametrize("point", [*CONSUME, "consume.in_transaction:3", "consume.database_committed:3"])
+def test_a_processor_killed_applies_every_event_once(
+    settings: Settings, shop: psycopg.Connection[Any], point: str
+) -> None:
+    small = settings.model_copy(update={"batch_size": 50})
+    append_events(shop)
+    relay = start(streams("relay", "run"), settings)
+    try:
+        wait_killed(start(RUN, small, point))
+        processor = start(RUN, small)
+        try:
+            eventually(lambda: is_clean(shop), lambda_text(shop))
+        finally:
+            stop(processor)
+    finally:
+        stop(relay)
+
+
+@pytest.mark.parametrize("point", RETRY)
+def test_a_retry_killed_is_applied_once_and_in_order(
+    settings: Settings, shop: psycopg.Connection[Any], point: str
+) -> None:
+    append_events(shop, poisoned=True)
+    relay = start(streams("relay", "run"), settings)
+    try:
+        wait_killed(start(RUN, settings, point, CHAOS_FAIL="transient"))
+        processor = start(RUN, settings)
+        try:
+            eventually(lambda: is_clean(shop), lambda_text(shop))
+        finally:
+            stop(processor)
+        assert count(shop, "fencepost.job WHERE status <> 'completed'") == 0
+        if point == "retry.woken":  # at the other point the rows were not committed yet
+            assert count(shop, "fencepost.job WHERE attempt_count > 0") == KEYS
+    finally:
+        stop(relay)
+
+
+def test_a_redrive_killed_half_way_and_repeated_sends_each_dead_letter_once(
+    settings: Settings, shop: psycopg.Connection[Any]
+) -> None:
+    append_events(shop, poisoned=True)
+    relay = start(streams("relay", "run"), settings)
+    processor = start(RUN, settings, CHAOS_FAIL="permanent")
+    try:
+        eventually(
+            lambda: count(shop, "fencepost.job WHERE status = 'dead_letter'") == KEYS, "all poison is dead"
+        )
+        stop(processor)
+        redrive = streams("dlq", "redrive", "tests.chaos.app:app", "--group", "total", "--execute", "--json")
+        wait_killed(start(redrive, settings, "redrive.requested:7"))
+        # Killed before its commit: the seventh was not sent.
+        assert count(shop, "fencepost.redrive") == 6
+        again, twice = start(redrive, settings), start(redrive, settings)
+        for each in (again, twice):
+            assert each.wait(30) == 0, each.communicate()
+        assert count(shop, "fencepost.redrive") == KEYS
+        processor = start(RUN, settings)
+        eventually(lambda: is_clean(shop), lambda_text(shop))
+        assert (
+            count(shop, "fencepost.job WHERE redrive_count <> 1 AND attempt_count > 0 AND redrive_count > 0")
+            == 0
+        )
+    finally:
+        stop(processor)
+        stop(relay)
+
+
+def append_events(connection: psycopg.Connection[Any], *, poisoned: bool = False) -> int:
+    """Fifteen receipts for each of twenty keys; of the poisoned ones the eighth of each key fails."""
+    for n in range(PER_KEY):
+        for key in range(KEYS):
+            quantity = POISONED if poisoned and n == PER_KEY // 2 else n + 1 if n + 1 != POISONED else 1
+            with connection.transaction():
+                append(connection, "stock", f"s{key}", [schemas.StockReceived(quantity)], None)
+    return KEYS * PER_KEY
+
+
+def is_clean(connection: psycopg.Connection[Any]) -> bool:
+    """Whether every total equals the fold over the store, and every offset has its disposition."""
+    return differences(connection) == []
+
+
+def lambda_text(connection: psycopg.Connection[Any]) -> str:
+    return f"the read model equals the store; it differs in {differences(connection)[:3]}"
+
+
+def differences(connection: psycopg.Connection[Any]) -> list[Any]:
+    expected: dict[str, int] = defaultdict(int)
+    versions: dict[str, int] = {}
+    for key, version, payload in connection.execute(
+        "SELECT resource_id, version, payload FROM fencepost.event"
+    ):
+        expected[key] += schemas.catalog.decode(payload).quantity
+        versions[key] = max(version, versions.get(key, 0))
+    found = {
+        row[0]: (row[1], row[2])
+        for row in connection.execute("SELECT key, total, last_version FROM chaos_total")
+    }
+    return [
+        (key, found.get(key), expected[key])
+        for key in expected
+        if found.get(key) != (expected[key], versions[key])
+    ]
+
+
+def relayed(settings: Settings) -> int:
+    return sum(end_offsets(settings, [f"{settings.topic_prefix}stock"]).values())
+
+
+def records(settings: Settings) -> list[Record]:
+    """Everything in the topic, per partition in order."""
+    topic = f"{settings.topic_prefix}stock"
+    ends = end_offsets(settings, [topic])
+    return list(kafka.read(settings, dict.fromkeys(ends, 0), ends))
+
+
+def first_versions(settings: Settings) -> dict[bytes, list[int]]:
+    """Per key the versions in the order in which each came first."""
+    found: dict[bytes, list[int]] = defaultdict(list)
+    for record in records(settings):
+        version = int(record.header(FP_VERSION) or b"0")
+        if version not in found[record.key or b""]:
+            found[record.key or b""].append(version)
+    return found
+
+
+def all_versions_there(settings: Settings, per_key: int) -> bool:
+    return all(len(versions) == per_key for versions in first_versions(settings).values())
+
+
+def count(connection: psycopg.Connection[Any], what: str) -> int:
+    row = connection.execute(f"SELECT count(*) FROM {what}").fetchone()  # noqa: S608 - a test's own words
+    assert row is not None
+    return int(row[0])
