@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from streams.backoff import Retry
 from streams.effects import Effects
 from streams.errors import ConfigurationError
 from streams.event import Event
-from streams.schema.catalog import Catalog
+from streams.schema.catalog import Catalog, is_event_class
 from streams.settings import Settings
 
 Ordering = Literal["key", "partition", "none"]
@@ -88,6 +89,9 @@ class App:
         _require_name("application", self.name)
         if not self.topics:
             raise ConfigurationError(f"application {self.name} declares no topics")
+        for topic, count in Counter(topic.resource_type for topic in self.topics).items():
+            if count > 1:
+                raise ConfigurationError(f"application {self.name} declares topic {topic} {count} times")
 
     def projection(
         self,
@@ -122,11 +126,22 @@ class App:
         _require_name("processor", name)
         if name in self.processors:
             raise ConfigurationError(f"processor {name} is registered twice")
+        _require_option(name, "versions", versions, get_args(Versions))
+        _require_option(name, "ordering", ordering, get_args(Ordering))
         if versions == "strict" and ordering == "none":
             raise ConfigurationError(
                 f"processor {name}: versions='strict' applies in order, so ordering='none' cannot be"
             )
+        if isinstance(topics, str):
+            raise ConfigurationError(f"processor {name}: topics is a list, such as topics=['{topics}']")
         chosen = tuple(self._topic(topic) for topic in topics)
+        if not chosen:
+            raise ConfigurationError(f"processor {name} reads no topics")
+        for event in events or ():
+            if not is_event_class(event):
+                raise ConfigurationError(
+                    f"processor {name}: {event!r} is not an event class; declare it with @catalog.event"
+                )
 
         def register(project: Project) -> Project:
             self.processors[name] = Processor(
@@ -168,6 +183,13 @@ def _require_name(what: str, name: str) -> None:
     if not _NAME.fullmatch(name):
         raise ConfigurationError(
             f"{what} name {name!r} must be lower-case letters, digits, '.', '_' or '-', at most 100 of them"
+        )
+
+
+def _require_option(processor: str, option: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigurationError(
+            f"processor {processor}: {option}={value!r} cannot be; {_suggest(value, allowed)}"
         )
 
 

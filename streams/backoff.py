@@ -30,9 +30,11 @@ class Retry:
     tier_seconds: tuple[int, ...] = (1, 10, 60, 600)
 
     def __post_init__(self) -> None:
-        if self.attempts < 1 or self.base_seconds <= 0 or self.factor < 1 or not 0 <= self.jitter < 1:
+        seconds = min(self.base_seconds, self.cap_seconds)
+        if self.attempts < 1 or seconds <= 0 or self.factor < 1 or not 0 <= self.jitter < 1:
             raise ConfigurationError(
-                f"{self}: attempts must be at least 1, base_seconds above 0, factor at least 1, jitter in [0, 1)"
+                f"{self}: attempts must be at least 1, base_seconds and cap_seconds above 0, factor at least 1, "
+                "jitter in [0, 1)"
             )
         if (
             not self.tier_seconds
@@ -43,7 +45,10 @@ class Retry:
 
     def delay(self, attempt: int, rng: random.Random | None = None) -> float:
         """Seconds to wait after a failed attempt, counted from 1."""
-        full = min(self.cap_seconds, self.base_seconds * self.factor ** (attempt - 1))
+        try:
+            full = min(self.cap_seconds, self.base_seconds * self.factor ** (attempt - 1))
+        except OverflowError:  # far beyond the cap
+            full = self.cap_seconds
         share = (rng or random).random() * self.jitter
         return full * (1 - share)
 

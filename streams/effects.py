@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 from streams.errors import ConfigurationError
@@ -68,7 +69,15 @@ class Effects:
         self.collected.append(Update(table, _key(key), columns))
 
     def add(self, table: str, key: Mapping[str, Any], **deltas: Any) -> None:
-        """Adds to numeric columns; a row that is not there begins at the deltas."""
+        """Adds to numeric columns; a row that is not there begins at the deltas.
+
+        Raises:
+            ConfigurationError: a delta is not a number.
+        """
+        for name, delta in deltas.items():
+            # NULL would make the column NULL, and stay unseen until somebody misses the sum.
+            if not isinstance(delta, int | float | Decimal) or isinstance(delta, bool):
+                raise ConfigurationError(f"the delta of {table}.{name} is {delta!r}, not a number")
         self.collected.append(Add(table, _key(key), deltas))
 
     def delete(self, table: str, key: Mapping[str, Any]) -> None:

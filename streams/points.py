@@ -43,6 +43,10 @@ def _armed(setting: str) -> Callable[[str], None]:
         raise ConfigurationError(
             f"STREAMS_KILL_AT names no kill point: {name}; known are {', '.join(sorted(POINTS))}"
         )
+    if times and not times.isdecimal():
+        raise ConfigurationError(
+            f"STREAMS_KILL_AT={setting}: what stands behind the colon is how many times, from 1"
+        )
     left = int(times or 1)
 
     def reach(point: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import platformdirs
 from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from streams.errors import ConfigurationError
 
@@ -106,6 +106,10 @@ class Settings(BaseSettings):
             return cls(**overrides)
         except ValidationError as error:
             raise ConfigurationError(_explain(error)) from error
+        except SettingsError as error:
+            raise ConfigurationError(
+                f'{error}: it is written as JSON, such as {{"name": "value"}}'
+            ) from error
 
     @classmethod
     def settings_customise_sources(

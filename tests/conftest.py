@@ -72,7 +72,9 @@ def settings(endpoints: Endpoints, template_database: str) -> Iterator[Settings]
     slot.ensure(made.database_url, made.slot)
     yield made
     with psycopg.connect(endpoints.database_url, autocommit=True) as connection:
-        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,)
+        )
         with contextlib.suppress(psycopg.errors.UndefinedObject):
             connection.execute("SELECT pg_drop_replication_slot(%s)", (made.slot,))
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)")

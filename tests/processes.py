@@ -19,7 +19,16 @@ def environment(settings: Settings, kill_at: str | None = None, **extra: str) ->
     """The environment that makes a subprocess read these settings."""
     mine = {
         f"STREAMS_{name.upper()}": str(getattr(settings, name))
-        for name in ("database_url", "kafka", "redis_url", "topic_prefix", "slot", "sweep_seconds", "batch_size", "group_protocol")
+        for name in (
+            "database_url",
+            "kafka",
+            "redis_url",
+            "topic_prefix",
+            "slot",
+            "sweep_seconds",
+            "batch_size",
+            "group_protocol",
+        )
     }
     if kill_at is not None:
         mine["STREAMS_KILL_AT"] = kill_at
@@ -27,7 +36,9 @@ def environment(settings: Settings, kill_at: str | None = None, **extra: str) ->
     return {**inherited, **mine, "PYTHONPATH": str(ROOT), **extra}
 
 
-def start(arguments: Sequence[str], settings: Settings, kill_at: str | None = None, **extra: str) -> subprocess.Popen[str]:
+def start(
+    arguments: Sequence[str], settings: Settings, kill_at: str | None = None, **extra: str
+) -> subprocess.Popen[str]:
     """Starts ``python <arguments>``; its output is one text stream."""
     return subprocess.Popen(
         [sys.executable, *arguments],

@@ -136,6 +136,7 @@ def read(settings: Settings, begin: Mapping[Place, int], end: Mapping[Place, int
             messages = client.consume(1_000, 0.2) or client.consume(1, settings.connect_seconds)
             if not messages:
                 raise ServerUnavailable(f"Kafka at {settings.kafka} sends nothing of {sorted(open_places)}")
+            message: Any
             for message in messages:
                 place = partition_of(message)
                 error = message.error()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import gc
 import importlib
 import signal
 import sys
@@ -23,7 +24,8 @@ from streams.errors import ConfigurationError
 Json = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
 AppArgument = Annotated[str, typer.Argument(metavar="APP", help="where the application is, as module:name")]
 
-console = Console()
+# A pipe or a file has no width to fit into; a table that is broken to 80 columns there can be read by nobody.
+console = Console() if sys.stdout.isatty() else Console(width=200)
 stderr = Console(stderr=True)
 
 
@@ -69,6 +71,16 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty:
             *("" if cell is None else f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row)
         )
     console.print(table)
+
+
+def spare_the_collector() -> None:
+    """Tells Python's cycle collector that a loop over records makes many objects and hardly a cycle.
+
+    By default it looks at all young objects after every 700 that are made, which took a sixth of the loop's time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 def stop_on_signals() -> threading.Event:

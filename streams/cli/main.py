@@ -9,8 +9,9 @@ from typing import Annotated
 import click
 import typer
 
-from streams.cli import dev, dlq, migrate, relay, retry, run, status, topics
+from streams.cli import demo, dev, dlq, migrate, relay, retry, run, status, topics
 from streams.errors import StreamsError
+from streams.stores.postgres import DATABASE_ERRORS
 
 app = typer.Typer(
     name="streams",
@@ -24,6 +25,7 @@ app.add_typer(relay.app, name="relay")
 app.add_typer(topics.app, name="topics")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(retry.app, name="retry")
+app.command("demo")(demo.demo)
 app.command("migrate")(migrate.migrate)
 app.command("run")(run.run)
 app.command("status")(status.status)
@@ -51,6 +53,9 @@ def main() -> None:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
+    except DATABASE_ERRORS as error:
+        print(f"error: the database says: {str(error).strip()}", file=sys.stderr)  # noqa: T201
+        sys.exit(1)
     except StreamsError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the command line's own voice
         sys.exit(1)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from streams.cli.common import AppArgument, load_app, stderr, stop_on_signals
+from streams.cli.common import AppArgument, load_app, spare_the_collector, stderr, stop_on_signals
 from streams.consume.supervise import Supervisor
 from streams.errors import ConfigurationError
 from streams.migrations import runner
@@ -57,6 +57,7 @@ def run(
         raise ConfigurationError(f"topics are missing: {', '.join(missing)}; run: streams topics apply {app}")
     if metrics_port is not None:
         _serve_metrics(metrics_port)
+    spare_the_collector()
     stop = stop_on_signals()
     supervisor = Supervisor(settings, chosen, stop, with_relay=with_relay)
     stderr.print(

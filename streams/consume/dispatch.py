@@ -89,8 +89,8 @@ class Dispatcher:
     def _decide(
         self, record: Record, headers: dict[str, bytes | None], event_id: str, version: int
     ) -> Decision:
-        if record.key is None and self._processor.ordering == "key":
-            raise UndecodableRecord("the record has no key, and the processor keeps order by key")
+        if record.key is None and (self._versioned or self._processor.ordering == "key"):
+            raise UndecodableRecord("the record has no key, by which the processor keeps versions and order")
         if self._versioned and version == 0:
             raise UndecodableRecord(
                 f"the record has no {FP_VERSION} header; such records need versions='none'"

@@ -19,12 +19,18 @@ from streams.event import Record
 from streams.jobs import letters
 from streams.points import reach
 from streams.stores.effects import EffectWriter
-from streams.stores.jobs import Jobs, NewJob
+from streams.stores.jobs import Jobs, NewJob, Status
 from streams.stores.ledger import Claim, Ledger, Move
 from streams.stores.outbox import OutboxMessage, insert_messages
 from streams.stores.postgres import DATA_ERRORS, Connection
 
 Partition = tuple[str, int]
+
+_STATUS: dict[Disposition, Status] = {
+    Disposition.RETRIED: "retry",
+    Disposition.BEHIND: "queued",
+    Disposition.DEAD: "dead_letter",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +145,7 @@ class Settler:
         """Writes a job for each record that did not pass, and the outbox row that sends it on its way."""
         messages: list[OutboxMessage] = []
         for item, disposition in planned:
-            if disposition not in (Disposition.RETRIED, Disposition.BEHIND, Disposition.DEAD):
+            if disposition not in _STATUS:
                 continue
             topic_id = claims[_partition(item.record)].topic_id
             job = self._new_job(item, disposition, topic_id)
@@ -159,18 +165,11 @@ class Settler:
         failure = None
         if isinstance(item.decision, Fail) and disposition is not Disposition.BEHIND:
             failure = item.decision.failure
-        status = {Disposition.RETRIED: "retry", Disposition.BEHIND: "queued", Disposition.DEAD: "dead_letter"}
         delay = 0.0
         if failure is not None and disposition is Disposition.RETRIED:
             delay = retry.delay(1) if failure.delay_seconds is None else failure.delay_seconds
         return NewJob(
-            item.record,
-            topic_id,
-            item.version,
-            status[disposition],
-            retry.attempts,
-            failure,
-            delay,  # type: ignore[arg-type]
+            item.record, topic_id, item.version, _STATUS[disposition], retry.attempts, failure, delay
         )
 
 

@@ -110,6 +110,11 @@ def _properties(ports: Mapping[str, int], data: Path) -> str:
         "share.coordinator.state.topic.replication.factor": 1,
         "share.coordinator.state.topic.min.isr": 1,
         "group.initial.rebalance.delay.ms": 0,
+        # A killed consumer's partitions go to another one after seconds; the default lets them wait for 45.
+        "group.consumer.session.timeout.ms": 6000,
+        "group.consumer.min.session.timeout.ms": 6000,
+        "group.consumer.heartbeat.interval.ms": 1000,
+        "group.consumer.min.heartbeat.interval.ms": 1000,
         "message.max.bytes": 16 * MEBIBYTE,
         "replica.fetch.max.bytes": 16 * MEBIBYTE,
         "log.cleaner.dedupe.buffer.size": 4 * MEBIBYTE,

@@ -6,14 +6,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, overload
 
-import psycopg
-
 from streams.errors import ConfigurationError, VersionConflict
 from streams.publish.events import Appended, append_steps, load_steps
 from streams.schema.catalog import Catalog
 from streams.stores import event_store
 from streams.stores.event_store import Resource
-from streams.stores.steps import Steps, run
+from streams.stores.steps import AsyncConnection, Steps, SyncConnection, run
 
 State = TypeVar("State")
 Command = TypeVar("Command")
@@ -58,7 +56,7 @@ class Decider(Generic[State, Command]):
 
 @overload
 def execute(
-    connection: psycopg.Connection[Any],
+    connection: SyncConnection,
     decider: Decider[State, Command],
     resource_id: str,
     command: Command,
@@ -70,7 +68,7 @@ def execute(
 ) -> Appended | None: ...
 @overload
 def execute(
-    connection: psycopg.AsyncConnection[Any],
+    connection: AsyncConnection,
     decider: Decider[State, Command],
     resource_id: str,
     command: Command,
@@ -81,7 +79,7 @@ def execute(
     traceparent: str | None = None,
 ) -> Awaitable[Appended | None]: ...
 def execute(
-    connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any],
+    connection: SyncConnection | AsyncConnection,
     decider: Decider[State, Command],
     resource_id: str,
     command: Command,
@@ -123,15 +121,18 @@ def _execute(
     trace: str | None,
 ) -> Steps[Appended | None]:
     resource = Resource(decider.resource_type, resource_id)
-    if key is not None and request is not None:
-        before = yield from event_store.find_key(resource, key, request)
-        if before is not None:
-            return Appended(before.first_version, before.last_version, before.replayed)
+    before = yield from _before(resource, key, request)
+    if before is not None:
+        return before
     for attempt in range(1, attempts + 1):
         state, version = yield from _fold(decider, resource)
-        events = decider.decide(state, command)
+        events, refusal = _decide(decider, state, command)
         if not events:
-            return None
+            # The same request may have been carried out since we looked, and the state speak against it for that.
+            before = yield from _before(resource, key, request)
+            if before is None and refusal is not None:
+                raise refusal
+            return before
         try:
             done = yield from append_steps(resource.type, resource.id, events, version, key, request, trace)
         except VersionConflict:
@@ -142,6 +143,23 @@ def _execute(
             yield from _keep_snapshot(decider, resource, state, version, events)
         return done
     raise AssertionError("the loop returns or raises")
+
+
+def _before(resource: Resource, key: str | None, request: bytes | None) -> Steps[Appended | None]:
+    """What the same request did before, if it did."""
+    if key is None or request is None:
+        return None
+    found = yield from event_store.find_key(resource, key, request)
+    return None if found is None else Appended(found.first_version, found.last_version, found.replayed)
+
+
+def _decide(
+    decider: Decider[State, Command], state: State, command: Command
+) -> tuple[Sequence[object], Exception | None]:
+    try:
+        return decider.decide(state, command), None
+    except Exception as refusal:  # noqa: BLE001 - whatever a decider refuses with; it is raised in the end
+        return (), refusal
 
 
 def _fold(decider: Decider[State, Command], resource: Resource) -> Steps[tuple[State, int]]:

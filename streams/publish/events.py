@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, overload
 
-import psycopg
-
 from streams.errors import ConfigurationError
 from streams.schema.catalog import Catalog, encode, type_name
 from streams.stores import event_store
 from streams.stores.event_store import IdempotencyKey, NewEvent, Resource
-from streams.stores.steps import Steps, run
+from streams.stores.steps import AsyncConnection, Steps, SyncConnection, run
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,7 @@ class Appended:
 
 @overload
 def append(
-    connection: psycopg.Connection[Any],
+    connection: SyncConnection,
     resource_type: str,
     resource_id: str,
     events: Sequence[object],
@@ -56,7 +54,7 @@ def append(
 ) -> Appended: ...
 @overload
 def append(
-    connection: psycopg.AsyncConnection[Any],
+    connection: AsyncConnection,
     resource_type: str,
     resource_id: str,
     events: Sequence[object],
@@ -67,7 +65,7 @@ def append(
     traceparent: str | None = None,
 ) -> Awaitable[Appended]: ...
 def append(
-    connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any],
+    connection: SyncConnection | AsyncConnection,
     resource_type: str,
     resource_id: str,
     events: Sequence[object],
@@ -105,7 +103,7 @@ def append(
 
 @overload
 def load(
-    connection: psycopg.Connection[Any],
+    connection: SyncConnection,
     catalog: Catalog,
     resource_type: str,
     resource_id: str,
@@ -114,7 +112,7 @@ def load(
 ) -> list[StoredEvent]: ...
 @overload
 def load(
-    connection: psycopg.AsyncConnection[Any],
+    connection: AsyncConnection,
     catalog: Catalog,
     resource_type: str,
     resource_id: str,
@@ -122,7 +120,7 @@ def load(
     after: int = 0,
 ) -> Awaitable[list[StoredEvent]]: ...
 def load(
-    connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any],
+    connection: SyncConnection | AsyncConnection,
     catalog: Catalog,
     resource_type: str,
     resource_id: str,

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Awaitable, Mapping
-from typing import Any, overload
-
-import psycopg
+from typing import overload
 
 from streams.event import CE_ID, CE_TYPE
 from streams.stores.outbox import INSERT_ONE
-from streams.stores.steps import Query, Steps, run
+from streams.stores.steps import AsyncConnection, Query, Steps, SyncConnection, run
 
 
 @overload
 def publish(
-    connection: psycopg.Connection[Any],
+    connection: SyncConnection,
     topic: str,
     key: str | bytes | None,
     value: bytes | None,
@@ -25,7 +23,7 @@ def publish(
 ) -> uuid.UUID: ...
 @overload
 def publish(
-    connection: psycopg.AsyncConnection[Any],
+    connection: AsyncConnection,
     topic: str,
     key: str | bytes | None,
     value: bytes | None,
@@ -34,7 +32,7 @@ def publish(
     type: str | None = None,
 ) -> Awaitable[uuid.UUID]: ...
 def publish(
-    connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any],
+    connection: SyncConnection | AsyncConnection,
     topic: str,
     key: str | bytes | None,
     value: bytes | None,

@@ -23,6 +23,7 @@ _STATUS = struct.Struct(">cQQQqB")
 _RELATION = struct.Struct(">I")
 _LENGTH = struct.Struct(">I")
 _COUNT = struct.Struct(">H")
+_TYPE = struct.Struct(">Ii")
 
 Columns = list[bytes | None]
 
@@ -61,6 +62,36 @@ def status_update(position: int) -> bytes:
 
 
 def relation(message: bytes) -> Relation:
+    """The table that is announced.
+
+    Raises:
+        RelayBlocked: the message ends early.
+    """
+    try:
+        return _relation(message)
+    except (struct.error, IndexError, ValueError) as error:
+        raise RelayBlocked(f"the announcement of a table is cut short: {error}") from error
+
+
+def inserted(message: bytes) -> tuple[int, Columns]:
+    """The table's oid and the new row's columns, each in PostgreSQL's binary form.
+
+    Raises:
+        RelayBlocked: a column is not in binary, so a type of the table has no binary form; or the message ends early.
+    """
+    try:
+        oid, columns, offset = _inserted(message)
+    except (struct.error, IndexError) as error:
+        raise RelayBlocked(f"a row is cut short: {error}") from error
+    # A slice beyond the end is no error, and would pass for a shorter value.
+    if offset != len(message):
+        raise RelayBlocked(
+            f"a row is cut short, or too long: {len(message)} bytes, its columns end at {offset}"
+        )
+    return oid, columns
+
+
+def _relation(message: bytes) -> Relation:
     offset = XLOG_HEADER + 1
     (oid,) = _RELATION.unpack_from(message, offset)
     schema, offset = _text(message, offset + 4)
@@ -71,16 +102,12 @@ def relation(message: bytes) -> Relation:
     for _ in range(count):
         column, offset = _text(message, offset + 1)
         columns.append(column)
-        offset += 8
+        _TYPE.unpack_from(message, offset)
+        offset += _TYPE.size
     return Relation(oid, f"{schema}.{name}", tuple(columns), {column: i for i, column in enumerate(columns)})
 
 
-def inserted(message: bytes) -> tuple[int, Columns]:
-    """The table's oid and the new row's columns, each in PostgreSQL's binary form.
-
-    Raises:
-        RelayBlocked: a column is not in binary, so a type of the table has no binary form.
-    """
+def _inserted(message: bytes) -> tuple[int, Columns, int]:
     (oid,) = _RELATION.unpack_from(message, XLOG_HEADER + 1)
     (count,) = _COUNT.unpack_from(message, XLOG_HEADER + 6)
     offset = XLOG_HEADER + 8
@@ -99,7 +126,7 @@ def inserted(message: bytes) -> tuple[int, Columns]:
             raise RelayBlocked(
                 f"a column arrived in format {chr(kind)!r}; the stream was started with binary columns"
             )
-    return oid, columns
+    return oid, columns, offset
 
 
 def position_text(position: int) -> str:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from confluent_kafka import KafkaError, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from streams.errors import RelayBlocked
 from streams.points import reach
@@ -72,6 +72,8 @@ class Pump:
             try:
                 self._produce(topic, value, key, headers=headers, on_delivery=transaction.delivered)
                 break
+            except KafkaException as error:
+                raise self._blocked(topic, key, error.args[0]) from error
             except BufferError:
                 # The broker is slower than the log, or away: wait for room, which bounds the memory.
                 self.poll(0.1)
@@ -110,10 +112,12 @@ class Pump:
         self.poll()
 
     def _refused(self, error: KafkaError, message: Any) -> None:
-        key = message.key()
-        shown = "no key" if key is None else f"key {key[:80]!r}"
         # Kept, not raised: an exception in a callback would surface in the middle of whatever polls next.
-        self._failure = self._failure or RelayBlocked(
-            f"the broker refused a record for topic {message.topic()}, {shown}: {error.str()}; "
+        self._failure = self._failure or self._blocked(message.topic(), message.key(), error)
+
+    def _blocked(self, topic: str, key: bytes | None, error: KafkaError) -> RelayBlocked:
+        shown = "no key" if key is None else f"key {key[:80]!r}"
+        return RelayBlocked(
+            f"a record for topic {topic}, {shown}, was refused: {error.str()}; "
             "nothing after it was confirmed, and the relay goes on from there when it is started again"
         )

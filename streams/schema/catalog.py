@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import fastavro
+from fastavro.read import SchemaResolutionError
 from fastavro.schema import fingerprint, to_parsing_canonical_form
 
 from streams.errors import SchemaError, UndecodableRecord, UnknownSchema
@@ -46,9 +47,16 @@ class Schema:
             source = json.loads(path.read_text())
             parsed = fastavro.parse_schema(source)
             crc = fingerprint(to_parsing_canonical_form(source), "CRC-64-AVRO")
-        except (ValueError, fastavro.schema.SchemaParseException) as error:
+        # fastavro answers malformed definitions with whatever its code met first
+        except (
+            ValueError,
+            TypeError,
+            KeyError,
+            AttributeError,
+            fastavro.schema.SchemaParseException,
+        ) as error:
             raise SchemaError(f"{path} is not an Avro schema: {error}") from error
-        if not isinstance(source, dict) or source.get("type") != "record":
+        if not isinstance(source, dict) or source.get("type") != "record" or "fields" not in source:
             raise SchemaError(f"{path} must define a record, since an event has named fields")
         # The hexadecimal digits stand in the order of the wire already, least significant byte first.
         return cls(source["name"], path, parsed, MARKER + bytes.fromhex(crc))
@@ -106,10 +114,12 @@ class Catalog:
         try:
             return read(io.BytesIO(value))
         # fastavro answers damaged bytes with whatever its C code met first
-        except (EOFError, IndexError, KeyError, ValueError, TypeError, OverflowError, StopIteration) as error:
+        except (EOFError, LookupError, ValueError, TypeError, ArithmeticError, StopIteration) as error:
             raise UndecodableRecord(
                 f"the value does not match its schema: {type(error).__name__}: {error}"
             ) from error
+        except SchemaResolutionError as error:
+            raise UndecodableRecord(f"the value's schema cannot be read as today's: {error}") from error
 
     def schemas(self) -> Iterator[Schema]:
         """Every schema of the folder, current and earlier."""
@@ -127,6 +137,10 @@ class Catalog:
             raise SchemaError(f"{schema.path} repeats {self._by_prefix[schema.prefix].path}")
         self._by_prefix[schema.prefix] = schema
         if not version:
+            if schema.name in self._current:
+                raise SchemaError(
+                    f"{schema.path} and {self._current[schema.name].path} both define {schema.name} as it is today"
+                )
             self._current[schema.name] = schema
 
     def _reader(self, value: bytes) -> Callable[[io.BytesIO], Any]:
@@ -169,6 +183,11 @@ def type_name(event: object) -> str:
     if binding is None:
         raise SchemaError(f"{type(event).__name__} is not an event class; declare it with @catalog.event")
     return binding.name
+
+
+def is_event_class(cls: object) -> bool:
+    """Whether a class was declared with ``@catalog.event``."""
+    return isinstance(cls, type) and hasattr(cls, _ATTRIBUTE)
 
 
 def fields_of(event: object) -> dict[str, Any]:

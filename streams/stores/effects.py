@@ -1,13 +1,15 @@
 """Effects in bulk: one statement for all rows that change in the same columns.
 
 Effects on one row are folded into one change first, since ``ON CONFLICT`` refuses to touch a row twice, and
-rows are sorted by key, since two processes that lock rows in different orders wait for each other for ever.
+rows are sorted by key, so that two processes seldom lock the same rows in different orders. Where they do, in
+statements on different columns, the database ends one of the two as a deadlock, and its batch is repeated.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, assert_never
+from typing import Any, NamedTuple, assert_never
 
 from psycopg import sql
 from psycopg.types.json import Json, Jsonb
@@ -17,11 +19,24 @@ from streams.errors import ConfigurationError
 from streams.stores.postgres import Connection
 
 _COLUMNS = """
-SELECT a.attname, format_type(a.atttypid, -1), t.typcategory = 'A'
+SELECT a.attname, format_type(a.atttypid, -1), t.typcategory = 'A', pg_get_expr(d.adbin, d.adrelid)
 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+    LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
 WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped"""
 
+# How PostgreSQL prints a default of zero: 0, 0.0, '0'::numeric, (0)::numeric.
+_ZERO = re.compile(r"[('-]*0(\.0*)?[)']*(::[a-z ]+)?")
+
 _WRAPPERS = {"json": Json, "jsonb": Jsonb}
+
+
+class Column(NamedTuple):
+    """What the database's catalogue says of a column; ``default`` as an expression."""
+
+    type_name: str
+    is_array: bool
+    default: str | None
+
 
 RowKey = tuple[str, tuple[tuple[str, Any], ...]]
 
@@ -57,15 +72,14 @@ class Change:
                 self._set(columns)
                 return True
             case Add(deltas=deltas):
-                self._add(deltas)
-                return True
+                return self._add(deltas)
             case _:
                 assert_never(effect)
 
     def _update(self, columns: dict[str, Any]) -> None:
         if self.sets is not None or self.adds:
             self._set(columns)  # the row is there by then
-        elif not self.deletes:
+        elif columns and not self.deletes:
             self.updates = {**(self.updates or {}), **columns}
 
     def _set(self, columns: dict[str, Any]) -> None:
@@ -73,12 +87,16 @@ class Change:
         for name in columns:
             self.adds.pop(name, None)
 
-    def _add(self, deltas: dict[str, Any]) -> None:
+    def _add(self, deltas: dict[str, Any]) -> bool:
+        sets, adds = dict(self.sets or {}), dict(self.adds)
         for name, delta in deltas.items():
-            if self.sets is not None and self.sets.get(name) is not None:
-                self.sets = {**self.sets, name: self.sets[name] + delta}
-            else:
-                self.adds[name] = self.adds[name] + delta if name in self.adds else delta
+            known = sets if name in sets else adds
+            try:
+                known[name] = delta if known.get(name) is None else known[name] + delta
+            except TypeError:
+                return False  # not numbers, or of kinds that only the database can add up
+        self.sets, self.adds = self.sets if self.sets is None else sets, adds
+        return True
 
 
 class EffectWriter:
@@ -86,7 +104,7 @@ class EffectWriter:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._types: dict[str, dict[str, tuple[str, bool]]] = {}
+        self._types: dict[str, dict[str, Column]] = {}
         self._statements: dict[Group, sql.Composed] = {}
 
     def apply(self, effects: Iterable[DatabaseEffect]) -> None:
@@ -126,16 +144,16 @@ class EffectWriter:
 
     def _bulk(self, group: Group, rows: list[tuple[Any, ...]]) -> None:
         _, table, names, sets, adds = group
-        types = [self._type(table, column) for column in (*names, *sets, *adds)]
+        columns = [self._column(table, column) for column in (*names, *sets, *adds)]
         statement = self._statements.get(group)
         if statement is None:
-            statement = self._statements[group] = _statement(group, [name for name, _ in types])
-        wrappers = [_WRAPPERS.get(name) for name, _ in types]
+            self._require_zero(table, adds)
+            statement = self._statements[group] = _statement(group, columns)
+        wrappers = [_WRAPPERS.get(column.type_name) for column in columns]
         with self._connection.cursor() as cursor:
-            if any(is_array for _, is_array in types):
-                # unnest would flatten a list of arrays, so these rows go one by one
-                for row in rows:
-                    cursor.execute(statement, [[_wrapped(v, w)] for v, w in zip(row, wrappers, strict=True)])
+            if any(column.is_array for column in columns):
+                one_by_one = [[_wrapped(v, w) for v, w in zip(row, wrappers, strict=True)] for row in rows]
+                cursor.executemany(statement, one_by_one)
                 return
             cursor.execute(
                 statement,
@@ -145,14 +163,23 @@ class EffectWriter:
                 ],
             )
 
-    def _type(self, table: str, column: str) -> tuple[str, bool]:
+    def _require_zero(self, table: str, adds: Names) -> None:
+        """Refuses deltas to a column with a default: whether they add to it would depend on how effects fold."""
+        for name in adds:
+            default = self._column(table, name).default
+            if default is not None and not _ZERO.fullmatch(default):
+                raise ConfigurationError(
+                    f"effects.add begins at 0, but {table}.{name} has DEFAULT {default}; declare DEFAULT 0 or none"
+                )
+
+    def _column(self, table: str, column: str) -> Column:
         if table not in self._types:
             rows = self._connection.execute(_COLUMNS, (table,)).fetchall()
             if not rows:
                 raise ConfigurationError(
                     f"an effect names the table {table}, which the database does not have"
                 )
-            self._types[table] = {name: (type_name, is_array) for name, type_name, is_array in rows}
+            self._types[table] = {name: Column(*rest) for name, *rest in rows}
         try:
             return self._types[table][column]
         except KeyError:
@@ -193,29 +220,29 @@ def _lock_order(entry: tuple[RowKey, Change]) -> tuple[str, str]:
     return table, str(key)
 
 
-def _statement(group: Group, types: list[str]) -> sql.Composed:
+def _statement(group: Group, columns: Sequence[Column]) -> sql.Composed:
     kind, table, names, sets, adds = group
     if kind == "delete":
-        return _delete(table, names, types)
+        return _delete(table, names, columns)
     if kind == "update":
-        return _update(table, names, sets, types)
-    return _upsert(table, names, sets, adds, types)
+        return _update(table, names, sets, columns)
+    return _upsert(table, names, sets, adds, columns)
 
 
-def _update(table: str, key: Sequence[str], sets: Sequence[str], types: list[str]) -> sql.Composed:
+def _update(table: str, key: Sequence[str], sets: Sequence[str], columns: Sequence[Column]) -> sql.Composed:
     changes = [sql.SQL("{0} = new.{0}").format(sql.Identifier(name)) for name in sets]
     same = [sql.SQL("target.{0} = new.{0}").format(sql.Identifier(name)) for name in key]
-    return sql.SQL("UPDATE {} AS target SET {} FROM unnest({}) AS new ({}) WHERE {}").format(
+    return sql.SQL("UPDATE {} AS target SET {} FROM {} AS new ({}) WHERE {}").format(
         _table(table),
         sql.SQL(", ").join(changes),
-        _arrays(types),
+        _source(columns),
         _names([*key, *sets]),
         sql.SQL(" AND ").join(same),
     )
 
 
 def _upsert(
-    table: str, key: Sequence[str], sets: Sequence[str], adds: Sequence[str], types: list[str]
+    table: str, key: Sequence[str], sets: Sequence[str], adds: Sequence[str], columns: Sequence[Column]
 ) -> sql.Composed:
     changes = [sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in sets]
     changes += [
@@ -224,22 +251,29 @@ def _upsert(
     action = (
         sql.SQL("DO UPDATE SET {}").format(sql.SQL(", ").join(changes)) if changes else sql.SQL("DO NOTHING")
     )
-    columns = [*key, *sets, *adds]
-    return sql.SQL("INSERT INTO {} AS target ({}) SELECT * FROM unnest({}) ON CONFLICT ({}) {}").format(
-        _table(table), _names(columns), _arrays(types), _names(key), action
+    names = _names([*key, *sets, *adds])
+    return sql.SQL("INSERT INTO {} AS target ({}) SELECT * FROM {} AS new ON CONFLICT ({}) {}").format(
+        _table(table), names, _source(columns), _names(key), action
     )
 
 
-def _delete(table: str, key: Sequence[str], types: list[str]) -> sql.Composed:
+def _delete(table: str, key: Sequence[str], columns: Sequence[Column]) -> sql.Composed:
     same = [sql.SQL("target.{0} = gone.{0}").format(sql.Identifier(name)) for name in key]
-    return sql.SQL("DELETE FROM {} AS target USING unnest({}) AS gone ({}) WHERE {}").format(
-        _table(table), _arrays(types), _names(key), sql.SQL(" AND ").join(same)
+    return sql.SQL("DELETE FROM {} AS target USING {} AS gone ({}) WHERE {}").format(
+        _table(table), _source(columns), _names(key), sql.SQL(" AND ").join(same)
     )
 
 
-def _arrays(types: list[str]) -> sql.Composed:
-    # The type's name comes from the catalogue of the database itself, quoted as it must be.
-    return sql.SQL(", ").join(sql.SQL("%s::" + name + "[]") for name in types)
+def _source(columns: Sequence[Column]) -> sql.Composed:
+    """The new rows: an array per column, or one row where a column is an array itself, which unnest would flatten."""
+    # The types' names come from the catalogue of the database itself, quoted as they must be.
+    if any(column.is_array for column in columns):
+        return sql.SQL("(VALUES ({}))").format(
+            sql.SQL(", ").join(sql.SQL("%s::" + column.type_name) for column in columns)
+        )
+    return sql.SQL("unnest({})").format(
+        sql.SQL(", ").join(sql.SQL("%s::" + column.type_name + "[]") for column in columns)
+    )
 
 
 def _names(columns: Sequence[str]) -> sql.Composed:

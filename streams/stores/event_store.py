@@ -37,30 +37,35 @@ SELECT %(resource_type)s, %(resource_id)s, moved.version - %(count)s + e.ordinal
 FROM moved, unnest(%(ids)s::uuid[], %(types)s::text[], %(payloads)s::bytea[]) WITH ORDINALITY AS e(id, type, payload, ordinal)
 RETURNING version"""
 
-_VERSION = """
+# The three statements that append, by what they expect: a new resource, a version, anything.
+CREATE, ADVANCE, WHATEVER = APPENDS = tuple(
+    _INSERT.format(move=move) for move in (_CREATE, _ADVANCE, _WHATEVER)
+)
+
+VERSION = """
 SELECT version FROM fencepost.resource WHERE resource_type = %(resource_type)s AND resource_id = %(resource_id)s"""
 
-_FIND_KEY = """
+FIND_KEY = """
 SELECT request_hash, resource_type, resource_id, first_version, last_version
 FROM fencepost.append_key WHERE idempotency_key = %(idempotency_key)s"""
 
-_KEEP_KEY = """
+KEEP_KEY = """
 INSERT INTO fencepost.append_key
     (idempotency_key, request_hash, resource_type, resource_id, first_version, last_version)
 VALUES (%(idempotency_key)s, %(request_hash)s, %(resource_type)s, %(resource_id)s, %(first)s, %(last)s)
 ON CONFLICT (idempotency_key) DO NOTHING RETURNING true"""
 
-_LOAD = """
+LOAD = """
 SELECT version, id, type, payload, traceparent, recorded_at FROM fencepost.event
 WHERE resource_type = %(resource_type)s AND resource_id = %(resource_id)s AND version > %(after)s
     AND (%(until)s::bigint IS NULL OR version <= %(until)s)
 ORDER BY version"""
 
-_FIND_SNAPSHOT = """
+FIND_SNAPSHOT = """
 SELECT version, state FROM fencepost.snapshot
 WHERE resource_type = %(resource_type)s AND resource_id = %(resource_id)s AND tag = %(tag)s"""
 
-_KEEP_SNAPSHOT = """
+KEEP_SNAPSHOT = """
 INSERT INTO fencepost.snapshot AS s (resource_type, resource_id, tag, version, state)
 VALUES (%(resource_type)s, %(resource_id)s, %(tag)s, %(version)s, %(state)s)
 ON CONFLICT (resource_type, resource_id, tag) DO UPDATE SET version = excluded.version, state = excluded.state
@@ -137,7 +142,7 @@ def append(
         if before is not None:
             return before
         raise
-    kept = yield Query(_KEEP_KEY, _key_row(resource, key, written))
+    kept = yield Query(KEEP_KEY, _key_row(resource, key, written))
     if not kept:
         yield Query("ROLLBACK TO SAVEPOINT fencepost_append")
         before = yield from _find(resource, key)
@@ -157,25 +162,24 @@ def find_key(resource: Resource, key: str, request: bytes) -> Steps[Range | None
 
 
 def load(resource: Resource, after: int = 0, until: int | None = None) -> Steps[list[Row]]:
-    rows = yield Query(_LOAD, {**resource.parameters, "after": after, "until": until})
+    rows = yield Query(LOAD, {**resource.parameters, "after": after, "until": until})
     return [Row(*row) for row in rows]
 
 
 def find_snapshot(resource: Resource, tag: str) -> Steps[tuple[int, bytes] | None]:
-    rows = yield Query(_FIND_SNAPSHOT, {**resource.parameters, "tag": tag})
+    rows = yield Query(FIND_SNAPSHOT, {**resource.parameters, "tag": tag})
     return (rows[0][0], rows[0][1]) if rows else None
 
 
 def keep_snapshot(resource: Resource, tag: str, version: int, state: bytes) -> Steps[None]:
-    yield Query(_KEEP_SNAPSHOT, {**resource.parameters, "tag": tag, "version": version, "state": state})
+    yield Query(KEEP_SNAPSHOT, {**resource.parameters, "tag": tag, "version": version, "state": state})
 
 
 def _append(
     resource: Resource, events: Sequence[NewEvent], expected: int | None, trace: str | None
 ) -> Steps[Range]:
-    move = _WHATEVER if expected is None else _CREATE if expected == 0 else _ADVANCE
     rows = yield Query(
-        _INSERT.format(move=move),
+        WHATEVER if expected is None else CREATE if expected == 0 else ADVANCE,
         {
             **resource.parameters,
             "count": len(events),
@@ -187,14 +191,14 @@ def _append(
         },
     )
     if not rows:
-        found = yield Query(_VERSION, resource.parameters)
+        found = yield Query(VERSION, resource.parameters)
         raise VersionConflict(resource.type, resource.id, expected or 0, found[0][0] if found else 0)
     versions = [version for (version,) in rows]
     return Range(min(versions), max(versions))
 
 
 def _find(resource: Resource, key: IdempotencyKey) -> Steps[Range | None]:
-    rows = yield Query(_FIND_KEY, {"idempotency_key": key.key})
+    rows = yield Query(FIND_KEY, {"idempotency_key": key.key})
     if not rows:
         return None
     request_hash, resource_type, resource_id, first, last = rows[0]

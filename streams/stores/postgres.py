@@ -10,6 +10,8 @@ from streams.errors import ConfigurationError, ServerUnavailable
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
+DATABASE_ERRORS = (psycopg.Error,)
+
 # A server that is gone, restarting or unreachable; the same work may succeed on a new connection.
 CONNECTION_ERRORS = (psycopg.OperationalError, psycopg.InterfaceError)
 
@@ -23,17 +25,15 @@ REPEATABLE_ERRORS = (psycopg.errors.SerializationFailure, psycopg.errors.Deadloc
 UNDEFINED_ERRORS = (psycopg.ProgrammingError, psycopg.NotSupportedError)
 
 
-def describe(error: BaseException) -> tuple[str, str, bool]:
-    """An error's name, its words, and whether trying again is pointless.
+def may_pass(error: BaseException) -> bool:
+    """Whether effects that were refused may be taken another time.
 
     A foreign key may be satisfied once another event has arrived, and what a trigger raises is unknown; a value
     that does not fit its column or its check never will.
     """
-    words = str(error).strip()
-    if isinstance(error, psycopg.Error):
-        passing = isinstance(error, psycopg.errors.ForeignKeyViolation | psycopg.errors.RaiseException)
-        return type(error).__name__, words, not passing
-    return type(error).__name__, words, False
+    return not isinstance(error, DATA_ERRORS) or isinstance(
+        error, psycopg.errors.ForeignKeyViolation | psycopg.errors.RaiseException
+    )
 
 
 def connect(

@@ -16,6 +16,8 @@ from psycopg.pq import TransactionStatus
 from streams.errors import NotInTransaction
 
 T = TypeVar("T")
+SyncConnection = psycopg.Connection[Any]
+AsyncConnection = psycopg.AsyncConnection[Any]
 Rows = list[tuple[Any, ...]]
 
 
@@ -29,12 +31,10 @@ Steps = Generator[Query, Rows, T]
 
 
 @overload
-def run(connection: psycopg.Connection[Any], steps: Steps[T]) -> T: ...
+def run(connection: SyncConnection, steps: Steps[T]) -> T: ...
 @overload
-def run(connection: psycopg.AsyncConnection[Any], steps: Steps[T]) -> Coroutine[Any, Any, T]: ...
-def run(
-    connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], steps: Steps[T]
-) -> T | Coroutine[Any, Any, T]:
+def run(connection: AsyncConnection, steps: Steps[T]) -> Coroutine[Any, Any, T]: ...
+def run(connection: SyncConnection | AsyncConnection, steps: Steps[T]) -> T | Coroutine[Any, Any, T]:
     """Runs the steps in the connection's transaction, which it neither begins nor ends.
 
     Raises:
@@ -52,7 +52,7 @@ def run(
     return _drive(connection, steps)
 
 
-def _drive(connection: psycopg.Connection[Any], steps: Steps[T]) -> T:
+def _drive(connection: SyncConnection, steps: Steps[T]) -> T:
     # The caller's connection may have a row factory of its own; ours answers tuples.
     with connection.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
         try:
@@ -65,7 +65,7 @@ def _drive(connection: psycopg.Connection[Any], steps: Steps[T]) -> T:
             return result
 
 
-async def _drive_async(connection: psycopg.AsyncConnection[Any], steps: Steps[T]) -> T:
+async def _drive_async(connection: AsyncConnection, steps: Steps[T]) -> T:
     async with connection.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
         try:
             query = next(steps)

@@ -26,5 +26,5 @@ def payload() -> bytes:
     """An event of about 200 bytes."""
     from streams.schema.catalog import encode  # noqa: PLC0415
 
-    lines = tuple(schemas.OrderLine(f"sku-{n:08d}-{'x' * 30}", n + 1, 1999) for n in range(3))
-    return encode(schemas.OrderPlaced("customer-0001", "EUR", lines, 5997))
+    line = schemas.OrderLine("sku-" + "x" * 100, 3, 1999)
+    return encode(schemas.OrderPlaced("customer-" + "0" * 50, "EUR", (line,), 5997))

@@ -1,0 +1,150 @@
+"""Where a run of the demo takes place: servers of its own, or a database and topics of its own on configured ones."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from processors.demo.processes import stop_leftovers
+from streams import ConfigurationError, Settings
+from streams.broker import kafka
+from streams.dev import servers
+from streams.dev.state import ALWAYS, Endpoints, configured, locked
+from streams.settings import dev_directory
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Place:
+    """``name`` tells runs on configured servers apart, and is empty on servers that are ours alone."""
+
+    directory: Path
+    settings: Settings
+    name: str
+    kafka: Literal["real", "mock"]
+
+    @property
+    def logs(self) -> Path:
+        return self.directory / "processes"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What makes a process of the demo read these settings."""
+        given = {name: str(getattr(self.settings, name)) for name in _GIVEN}
+        mine = {f"STREAMS_{name.upper()}": value for name, value in given.items()}
+        return {**mine, **({"DEMO_NAME": self.name} if self.name else {})}
+
+    @property
+    def access(self) -> dict[str, str]:
+        """What a user sets to look at this place afterwards."""
+        return self.environment if self.name else {"STREAMS_DEV_DIR": str(self.directory)}
+
+
+_GIVEN = ("database_url", "kafka", "redis_url", "topic_prefix", "slot", "sweep_seconds")
+
+
+@contextmanager
+def place(*, keep: bool, report: Report) -> Iterator[Place]:
+    """A fresh place; taken down at the end, unless it is to be kept and nothing went wrong.
+
+    Raises:
+        ConfigurationError: another demo is running in the same directory.
+        ServerUnavailable: a server does not start, or does not answer.
+    """
+    directory = dev_directory().with_name(f"{dev_directory().name}-demo")
+    with locked(directory / "demo.lock", lambda: _refuse(directory)):
+        _clear(directory)
+        with _ended(keep, lambda: _down(directory, report)):
+            endpoints = servers.up(directory, want=ALWAYS, report=report)
+            if not configured():
+                yield Place(directory, _settings(endpoints), "", "real")
+                return
+            made = _shared(endpoints, directory)
+            with _ended(keep, lambda: _delete(made, endpoints)):
+                yield made
+
+
+@contextmanager
+def _ended(keep: bool, end: Callable[[], None]) -> Iterator[None]:
+    kept = False
+    try:
+        yield
+        kept = keep
+    finally:
+        if not kept:
+            end()
+
+
+def _clear(directory: Path) -> None:
+    """Removes what an earlier run left, whether kept or killed."""
+    logs = directory / "processes"
+    logs.mkdir(exist_ok=True)
+    stop_leftovers(logs)
+    servers.reset(directory)
+    for log in logs.iterdir():
+        log.unlink()
+
+
+def _refuse(directory: Path) -> None:
+    raise ConfigurationError(f"another demo is running in {directory}; wait for it, or set STREAMS_DEV_DIR")
+
+
+def _down(directory: Path, report: Report) -> None:
+    report("taking the servers down")
+    for name in ALWAYS:
+        if name not in configured():
+            # Nobody needs their data any more, so they need not put them in order first.
+            servers.stop(directory, name, kill=True)
+    servers.reset(directory)
+
+
+def _shared(endpoints: Endpoints, directory: Path) -> Place:
+    """On servers that others use too: names that nobody else has."""
+    name = f"fencepost_demo_{uuid.uuid4().hex[:6]}"
+    prefix = name.replace("_", "-")
+    with _connect(endpoints) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    url = make_conninfo(_database_url(endpoints), dbname=name)
+    settings = _settings(endpoints, database_url=url, topic_prefix=f"{prefix}.", slot=name)
+    return Place(directory, settings, prefix, "real")
+
+
+def _delete(made: Place, endpoints: Endpoints) -> None:
+    """Leaves nothing behind; least of all a slot, which would hold the log of the whole server."""
+    slot = made.settings.slot
+    with _connect(endpoints) as connection:
+        connection.execute(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s",
+            (slot,),
+        )
+        connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(slot)))
+    admin = kafka.admin(made.settings)
+    found = admin.list_topics(timeout=made.settings.connect_seconds).topics
+    ours = [topic for topic in found if topic.startswith(f"{made.name}.")]
+    for deleted in (admin.delete_topics(ours) if ours else {}).values():
+        deleted.result(made.settings.connect_seconds)
+
+
+def _connect(endpoints: Endpoints) -> psycopg.Connection[Any]:
+    return psycopg.connect(_database_url(endpoints), autocommit=True)
+
+
+def _database_url(endpoints: Endpoints) -> str:
+    assert endpoints.database_url is not None, "servers.up answers all that were wanted"  # noqa: S101
+    return endpoints.database_url
+
+
+def _settings(endpoints: Endpoints, **more: str) -> Settings:
+    found = {name: value for name, value in asdict(endpoints).items() if value is not None}
+    return Settings.load(
+        **{"topic_prefix": "events.", "slot": "fencepost", **found, "sweep_seconds": 1.0, **more}
+    )
