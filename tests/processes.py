@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -36,19 +37,47 @@ def environment(settings: Settings, kill_at: str | None = None, **extra: str) ->
     return {**inherited, **mine, "PYTHONPATH": str(ROOT), **extra}
 
 
-def start(
-    arguments: Sequence[str], settings: Settings, kill_at: str | None = None, **extra: str
-) -> subprocess.Popen[str]:
-    """Starts ``python <arguments>``; its output is one text stream."""
-    return subprocess.Popen(
-        [sys.executable, *arguments],
-        env=environment(settings, kill_at, **extra),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+class Process:
+    """A subprocess whose output goes into a file: a pipe that nobody reads would stop it when it is full."""
+
+    def __init__(self, arguments: Sequence[str], environment: dict[str, str]) -> None:
+        self._output = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 - lives as long as the process's object
+        self._process = subprocess.Popen(
+            [sys.executable, *arguments],
+            env=environment,
+            cwd=ROOT,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+
+    @property
+    def output(self) -> str:
+        self._output.seek(0)
+        return self._output.read()
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def wait(self, seconds: float = 30) -> int:
+        """The exit status; a process that does not end in time is killed, and its output shown."""
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            raise AssertionError(f"did not end within {seconds} s:\n{self.output}") from None
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+
+def start(arguments: Sequence[str], settings: Settings, kill_at: str | None = None, **extra: str) -> Process:
+    """Starts ``python <arguments>`` under these settings."""
+    return Process(arguments, environment(settings, kill_at, **extra))
 
 
 def streams(*arguments: str) -> list[str]:
@@ -56,33 +85,24 @@ def streams(*arguments: str) -> list[str]:
     return ["-m", "streams.cli.main", *arguments]
 
 
-def wait_killed(process: subprocess.Popen[str], seconds: float = 30) -> None:
+def wait_killed(process: Process) -> None:
     """Waits for a process to reach its kill point; fails, with its output, if it ends in another way."""
-    try:
-        output, _ = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        output, _ = process.communicate()
-        raise AssertionError(f"the kill point was not reached within {seconds} s:\n{output}") from None
-    assert process.returncode == -signal.SIGKILL, f"ended with {process.returncode}:\n{output}"
+    status = process.wait()
+    assert status == -signal.SIGKILL, f"ended with {status}:\n{process.output}"
 
 
-def stop(process: subprocess.Popen[str], seconds: float = 20) -> str:
+def stop(process: Process) -> str:
     """Ends a process as an operator would, and answers its output."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-    try:
-        output, _ = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        output, _ = process.communicate()
-        raise AssertionError(f"did not stop within {seconds} s:\n{output}") from None
-    return output
+    if process.is_running:
+        process.signal(signal.SIGTERM)
+    process.wait(25)
+    return process.output
 
 
-def eventually(condition: Callable[[], bool], what: str, seconds: float = 30) -> None:
+def eventually(condition: Callable[[], bool], what: str | Callable[[], str], seconds: float = 30) -> None:
     """Waits until a condition holds; the only waiting in the tests, so that nothing rests on a sleep's length."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s: {what if isinstance(what, str) else what()}")
         time.sleep(0.02)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,8 +20,9 @@ logger = logging.getLogger(__name__)
 
 Place = tuple[str, int]
 
-# librdkafka's own lines go through logging instead of stderr.
+# librdkafka's own lines. What matters of them comes through error_cb too, so they are for those who ask for them.
 _CLIENT_LOG = logging.getLogger("streams.broker.librdkafka")
+_CLIENT_LOG.setLevel(logging.CRITICAL)
 
 
 def producer(settings: Settings, overrides: Mapping[str, Any] | None = None) -> Producer:
@@ -160,11 +162,21 @@ def _common(settings: Settings) -> dict[str, Any]:
         "client.id": "fencepost",
         "socket.keepalive.enable": True,
         "reconnect.backoff.max.ms": 2_000,
-        "error_cb": _report,
+        "error_cb": _Complaints(),
         **settings.kafka_options,
     }
 
 
-def _report(error: KafkaError) -> None:
-    # Brokers that are away come back by themselves; librdkafka goes on trying, and the loops see it.
-    logger.warning("Kafka: %s", error.str())
+class _Complaints:
+    """Says that brokers are away, and says it again only after a while: librdkafka tries many times a second."""
+
+    _EVERY_SECONDS = 10.0
+
+    def __init__(self) -> None:
+        self._next: dict[str, float] = {}
+
+    def __call__(self, error: KafkaError) -> None:
+        name = error.name()
+        if time.monotonic() >= self._next.get(name, 0.0):
+            self._next[name] = time.monotonic() + self._EVERY_SECONDS
+            logger.warning("Kafka: %s; trying again", error.str())

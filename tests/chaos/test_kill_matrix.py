@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -9,19 +10,18 @@ from typing import Any
 import psycopg
 import pytest
 
-import schemas
-from streams import Settings, append
+from streams import Settings
 from streams.broker import kafka
 from streams.event import FP_VERSION, Record
 from streams.observe.status import end_offsets
 from streams.points import POINTS
 from streams.topics import apply, plan
-from tests.chaos.app import POISONED, TABLE, app
+from tests.chaos.app import TABLE, app
+from tests.chaos.audit import KEYS, PER_KEY, append_events, count, differences, is_clean
 from tests.processes import eventually, start, stop, streams, wait_killed
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
-KEYS, PER_KEY = 20, 15
 APPEND = ("append.before_commit", "append.after_commit")
 RELAY = ("relay.produced", "relay.acknowledged", "relay.confirmed")
 CONSUME = (
@@ -62,7 +62,7 @@ def test_a_producer_killed_leaves_both_the_row_and_its_event_or_neither(
         assert count(connection, "business_order") == expected
         assert count(connection, "fencepost.event") == expected
         again = start(service, settings)
-        assert again.wait(30) == 0, again.communicate()
+        assert again.wait() == 0, again.output
         assert count(connection, "business_order") == 1
         assert count(connection, "fencepost.event") == 1
 
@@ -75,7 +75,7 @@ def test_a_relay_killed_loses_nothing_and_keeps_the_order_of_each_key(
     relay = start(streams("relay", "run"), settings, point)
     if point == "relay.confirmed":
         eventually(lambda: relayed(settings) >= events, "everything is relayed")
-        relay.terminate()
+        relay.signal(signal.SIGTERM)
     wait_killed(relay)
     append_events(shop)
     relay = start(streams("relay", "run"), settings)
@@ -99,7 +99,7 @@ def test_a_processor_killed_applies_every_event_once(
         wait_killed(start(RUN, small, point))
         processor = start(RUN, small)
         try:
-            eventually(lambda: is_clean(shop), lambda_text(shop))
+            eventually(lambda: is_clean(shop), lambda: f"the read model differs: {differences(shop)[:3]}")
         finally:
             stop(processor)
     finally:
@@ -116,7 +116,7 @@ def test_a_retry_killed_is_applied_once_and_in_order(
         wait_killed(start(RUN, settings, point, CHAOS_FAIL="transient"))
         processor = start(RUN, settings)
         try:
-            eventually(lambda: is_clean(shop), lambda_text(shop))
+            eventually(lambda: is_clean(shop), lambda: f"the read model differs: {differences(shop)[:3]}")
         finally:
             stop(processor)
         assert count(shop, "fencepost.job WHERE status <> 'completed'") == 0
@@ -143,10 +143,10 @@ def test_a_redrive_killed_half_way_and_repeated_sends_each_dead_letter_once(
         assert count(shop, "fencepost.redrive") == 6
         again, twice = start(redrive, settings), start(redrive, settings)
         for each in (again, twice):
-            assert each.wait(30) == 0, each.communicate()
+            assert each.wait() == 0, each.output
         assert count(shop, "fencepost.redrive") == KEYS
         processor = start(RUN, settings)
-        eventually(lambda: is_clean(shop), lambda_text(shop))
+        eventually(lambda: is_clean(shop), lambda: f"the read model differs: {differences(shop)[:3]}")
         assert (
             count(shop, "fencepost.job WHERE redrive_count <> 1 AND attempt_count > 0 AND redrive_count > 0")
             == 0
@@ -154,44 +154,6 @@ def test_a_redrive_killed_half_way_and_repeated_sends_each_dead_letter_once(
     finally:
         stop(processor)
         stop(relay)
-
-
-def append_events(connection: psycopg.Connection[Any], *, poisoned: bool = False) -> int:
-    """Fifteen receipts for each of twenty keys; of the poisoned ones the eighth of each key fails."""
-    for n in range(PER_KEY):
-        for key in range(KEYS):
-            quantity = POISONED if poisoned and n == PER_KEY // 2 else n + 1 if n + 1 != POISONED else 1
-            with connection.transaction():
-                append(connection, "stock", f"s{key}", [schemas.StockReceived(quantity)], None)
-    return KEYS * PER_KEY
-
-
-def is_clean(connection: psycopg.Connection[Any]) -> bool:
-    """Whether every total equals the fold over the store, and every offset has its disposition."""
-    return differences(connection) == []
-
-
-def lambda_text(connection: psycopg.Connection[Any]) -> str:
-    return f"the read model equals the store; it differs in {differences(connection)[:3]}"
-
-
-def differences(connection: psycopg.Connection[Any]) -> list[Any]:
-    expected: dict[str, int] = defaultdict(int)
-    versions: dict[str, int] = {}
-    for key, version, payload in connection.execute(
-        "SELECT resource_id, version, payload FROM fencepost.event"
-    ):
-        expected[key] += schemas.catalog.decode(payload).quantity
-        versions[key] = max(version, versions.get(key, 0))
-    found = {
-        row[0]: (row[1], row[2])
-        for row in connection.execute("SELECT key, total, last_version FROM chaos_total")
-    }
-    return [
-        (key, found.get(key), expected[key])
-        for key in expected
-        if found.get(key) != (expected[key], versions[key])
-    ]
 
 
 def relayed(settings: Settings) -> int:
@@ -217,9 +179,3 @@ def first_versions(settings: Settings) -> dict[bytes, list[int]]:
 
 def all_versions_there(settings: Settings, per_key: int) -> bool:
     return all(len(versions) == per_key for versions in first_versions(settings).values())
-
-
-def count(connection: psycopg.Connection[Any], what: str) -> int:
-    row = connection.execute(f"SELECT count(*) FROM {what}").fetchone()  # noqa: S608 - a test's own words
-    assert row is not None
-    return int(row[0])
