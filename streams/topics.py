@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
-
 from streams.app import App
 from streams.broker import kafka
+from streams.broker.types import KafkaException, NewTopic
 from streams.errors import ConfigurationError, ServerUnavailable
 from streams.settings import Settings
 

@@ -11,9 +11,9 @@ import psycopg
 
 from streams.app import App
 from streams.broker import kafka
+from streams.broker.kafka import end_offsets
 from streams.consume.supervise import Supervisor
 from streams.event import CE_ID, CE_TYPE, FP_VERSION, Headers, Record
-from streams.observe.status import end_offsets
 from streams.schema.catalog import encode
 from streams.settings import Settings
 from streams.topics import apply, plan

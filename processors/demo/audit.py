@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -157,7 +158,7 @@ def _revenue(connection: Connection, folded: Folded) -> tuple[int, Found]:
     rows = _read(connection, "shop.revenue", "currency", columns)
     found = Found()
     for currency in rows.keys() | folded.revenue.keys():
-        row, sums = rows.get(currency, (0,) * len(columns)), folded.revenue.get(currency, {})
+        row, sums = rows.get(currency, (0,) * len(columns)), folded.revenue.get(currency, Counter())
         for column, has in zip(columns, row, strict=True):
             wanted = sums.get(column, 0)
             where = f"shop.revenue {currency}: {column} is {has}, not {wanted}"

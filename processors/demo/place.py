@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,12 +14,14 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
+from processors.demo import mock
 from processors.demo.processes import stop_leftovers
 from streams import ConfigurationError, Settings
 from streams.broker import kafka
-from streams.dev import servers
-from streams.dev.state import ALWAYS, Endpoints, configured, locked
-from streams.settings import dev_directory
+from streams.dev import containers, programs, servers
+from streams.dev.kafka import VERSION
+from streams.dev.state import ALWAYS, Endpoints, ServerName, configured, locked
+from streams.settings import cache_directory, dev_directory
 
 Report = Callable[[str], None]
 
@@ -49,7 +52,7 @@ class Place:
         return self.environment if self.name else {"STREAMS_DEV_DIR": str(self.directory)}
 
 
-_GIVEN = ("database_url", "kafka", "redis_url", "topic_prefix", "slot", "sweep_seconds")
+_GIVEN = ("database_url", "kafka", "redis_url", "topic_prefix", "slot", "sweep_seconds", "group_protocol")
 
 
 @contextmanager
@@ -61,16 +64,47 @@ def place(*, keep: bool, report: Report) -> Iterator[Place]:
         ServerUnavailable: a server does not start, or does not answer.
     """
     directory = dev_directory().with_name(f"{dev_directory().name}-demo")
-    with locked(directory / "demo.lock", lambda: _refuse(directory)):
+    with locked(directory / "demo.lock", lambda: _refuse(directory)), ExitStack() as stack:
         _clear(directory)
-        with _ended(keep, lambda: _down(directory, report)):
+        stack.enter_context(_ended(keep, lambda: _down(directory, report)))
+        if configured():
+            report(f"real Kafka and PostgreSQL, on what is configured and otherwise in {directory}")
             endpoints = servers.up(directory, want=ALWAYS, report=report)
-            if not configured():
-                yield Place(directory, _settings(endpoints), "", "real")
-                return
             made = _shared(endpoints, directory)
-            with _ended(keep, lambda: _delete(made, endpoints)):
-                yield made
+            stack.enter_context(_ended(keep, lambda: _delete(made, endpoints)))
+            yield made
+            return
+        reason = _why_no_kafka()
+        if reason is None:
+            report(f"real Kafka and PostgreSQL, of its own in {directory}")
+            yield Place(directory, _settings(servers.up(directory, want=ALWAYS, report=report)), "", "real")
+            return
+        report(f"librdkafka's mock broker instead of Kafka, since {reason}")
+        endpoints = servers.up(directory, want=(ServerName.POSTGRES, ServerName.REDIS), report=report)
+        address = stack.enter_context(mock.broker())
+        yield Place(directory, _settings(endpoints, kafka=address, group_protocol="classic"), "", "mock")
+
+
+def _why_no_kafka() -> str | None:
+    """Why no Kafka can be started here; None where one can.
+
+    Raises:
+        ConfigurationError: a container engine could, which would be better than a mock.
+    """
+    try:
+        programs.find_java()
+    except ConfigurationError as error:
+        reason = str(error)
+    else:
+        if shutil.which("mvn") or (cache_directory() / f"kafka-{VERSION}").is_dir():
+            return None
+        reason = "Kafka comes through Maven, and there is no mvn"
+    if containers.usable():
+        raise ConfigurationError(
+            f"{reason}. A container engine answers: run 'streams dev up', and tell the demo with STREAMS_KAFKA, "
+            "STREAMS_DATABASE_URL and STREAMS_REDIS_URL where its servers are"
+        )
+    return reason
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import psycopg
 from rich.console import Console
 
 from processors.demo import app as faulty
-from processors.demo import audit, view
+from processors.demo import audit, mock, view
 from processors.demo.audit import Audit
 from processors.demo.place import Place, place
 from processors.demo.processes import ROOT, Children
@@ -106,10 +106,13 @@ class _Run:
             for file in _TABLES:
                 connection.execute(file.read_bytes())
         slot.ensure(self._settings.database_url, self._settings.slot)
-        topics.apply(topics.plan(self._app, self._settings), self._settings)
+        if self._place.kafka == "mock":
+            mock.make_topics(self._app, self._settings)
+        else:
+            topics.apply(topics.plan(self._app, self._settings), self._settings)
 
     def _load(self) -> None:
-        self._children.start("relay", ["-m", "streams.cli.main", "relay", "run"])
+        self._children.start("relay", [*self._command, "relay", "run"])
         self._start_processors(fixed=False)
         arguments = ["--seed", str(self._seed), "--events", str(self._events)]
         self._children.start("service", ["-m", "processors.demo.service", *arguments], ends=True)
@@ -157,15 +160,22 @@ class _Run:
         )
 
     def _start_processors(self, *, fixed: bool) -> None:
-        environment = {"STREAMS_KAFKA_OPTIONS": self._gathering, **({"DEMO_FIXED": "1"} if fixed else {})}
+        environment = {"STREAMS_KAFKA_OPTIONS": self._consuming, **({"DEMO_FIXED": "1"} if fixed else {})}
         for name in _PROCESSORS:
-            arguments = ["-m", "streams.cli.main", "run", "processors.demo.app:app"]
-            self._children.start(name, arguments, environment)
+            self._children.start(name, [*self._command, "run", "processors.demo.app:app"], environment)
 
     @property
-    def _gathering(self) -> str:
-        """Client options that let records gather for a moment: a tenth of a second later, for half the work."""
-        return json.dumps({**self._settings.kafka_options, "fetch.min.bytes": "100000"})
+    def _command(self) -> list[str]:
+        """The arguments of Python that run the command line."""
+        return ["-m", "processors.demo.mock" if self._place.kafka == "mock" else "streams.cli.main"]
+
+    @property
+    def _consuming(self) -> str:
+        """Client options of the processors, as JSON."""
+        # Records gather for a moment: they are applied a tenth of a second later, for half the work.
+        gathering = {"fetch.min.bytes": "100000"}
+        mocked = mock.OPTIONS if self._place.kafka == "mock" else {}
+        return json.dumps({**self._settings.kafka_options, **gathering, **mocked})
 
     def _appended(self, share: float) -> Callable[[], bool]:
         return lambda: self._numbers.appended >= share * self._planned

@@ -75,11 +75,10 @@ class Watch:
 
     def __post_init__(self) -> None:
         self._admin = kafka.admin(self.settings)
+        found = self._admin.list_topics(timeout=self.settings.connect_seconds).topics
+        names = [topic.name(self.settings) for topic in self.app.topics if not topic.exact]
         self._partitions = [
-            TopicPartition(topic.name(self.settings), partition)
-            for topic in self.app.topics
-            if not topic.exact
-            for partition in range(topic.partitions)
+            TopicPartition(name, partition) for name in names for partition in found[name].partitions
         ]
 
     def numbers(self) -> Numbers:

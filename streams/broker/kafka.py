@@ -6,11 +6,11 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from streams.errors import ServerUnavailable
 from streams.event import Record
@@ -19,6 +19,8 @@ from streams.settings import Settings
 logger = logging.getLogger(__name__)
 
 Place = tuple[str, int]
+
+_LATEST: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
 # librdkafka's own lines. What matters of them comes through error_cb too, so they are for those who ask for them.
 _CLIENT_LOG = logging.getLogger("streams.broker.librdkafka")
@@ -122,6 +124,39 @@ def record_of(message: Any) -> Record:
         tuple(message.headers() or ()),
         message.timestamp()[1],
     )
+
+
+def end_offsets(settings: Settings, topics: Sequence[str]) -> dict[Place, int]:
+    """The offset after the last record of each partition of those topics that exist.
+
+    Raises:
+        ServerUnavailable: no broker answers within ``connect_seconds``.
+    """
+    client = admin(settings)
+    deadline = time.monotonic() + settings.connect_seconds
+    while True:
+        try:
+            return _end_offsets(client, topics, settings.connect_seconds)
+        except KafkaException as error:
+            # A topic that was made a moment ago has no leader yet.
+            if time.monotonic() > deadline or not error.args[0].retriable():
+                raise ServerUnavailable(
+                    f"Kafka does not answer at {settings.kafka}: {error.args[0].str()}"
+                ) from error
+            time.sleep(0.05)
+
+
+def _end_offsets(client: AdminClient, topics: Sequence[str], seconds: float) -> dict[Place, int]:
+    found = client.list_topics(timeout=seconds).topics
+    places = [
+        TopicPartition(name, number) for name in topics if name in found for number in found[name].partitions
+    ]
+    if not places:
+        return {}
+    futures = client.list_offsets({place: _LATEST for place in places}, request_timeout=seconds)
+    return {
+        (place.topic, place.partition): future.result(seconds).offset for place, future in futures.items()
+    }
 
 
 def read(settings: Settings, begin: Mapping[Place, int], end: Mapping[Place, int]) -> Iterator[Record]:

@@ -25,10 +25,10 @@ def demo(
     Starts servers of its own, beside those of 'streams dev', and takes them down again. Exits with 1 unless the audit
     finds nothing lost, nothing doubled and nothing out of order.
 
+    \b
     Examples:
-        streams demo
-
-        streams demo --keep --seed 7
+      streams demo
+      streams demo --keep --seed 7
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends everything in order, as Ctrl-C does
     outcome = _module("run").run(events, seed, keep=keep, console=stderr)

@@ -51,7 +51,9 @@ def up(
     A server whose endpoint is in the environment (STREAMS_KAFKA, STREAMS_DATABASE_URL, STREAMS_REDIS_URL,
     STREAMS_REGISTRY_URL) is left alone. Other commands find the started servers by themselves.
 
-    Example: streams dev up --registry
+    \b
+    Example:
+      streams dev up --registry
     """
     from streams.dev import servers, status  # noqa: PLC0415
 
@@ -66,7 +68,9 @@ def up(
 def show_status(*, as_json: AsJson = False) -> None:
     """Show which servers run and where they answer; exit with 1 unless all do.
 
-    Example: streams dev status --json
+    \b
+    Example:
+      streams dev status --json
     """
     from streams.dev import status  # noqa: PLC0415
 
@@ -85,7 +89,9 @@ def logs(
 ) -> None:
     """Print the end of a server's log.
 
-    Example: streams dev logs kafka --follow
+    \b
+    Example:
+      streams dev logs kafka --follow
     """
     from streams.dev import containers, servers  # noqa: PLC0415
 
@@ -104,7 +110,9 @@ def logs(
 def down() -> None:
     """Stop every server. Their data and ports stay for the next time.
 
-    Example: streams dev down
+    \b
+    Example:
+      streams dev down
     """
     from streams.dev import servers  # noqa: PLC0415
 
@@ -117,7 +125,9 @@ def down() -> None:
 def reset(*, yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False) -> None:
     """Stop every server and delete all topics, tables, keys, ports and logs.
 
-    Example: streams dev reset --yes
+    \b
+    Example:
+      streams dev reset --yes
     """
     from streams.dev import servers  # noqa: PLC0415
 

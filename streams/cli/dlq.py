@@ -13,9 +13,9 @@ from streams.errors import ConfigurationError, SchemaError, StreamsError
 from streams.event import CE_TYPE
 from streams.jobs import redrive as redriving
 from streams.jobs.redrive import Selection
-from streams.observe import status
 from streams.schema.catalog import Catalog, fields_of
 from streams.settings import Settings
+from streams.stores import overview
 from streams.stores.jobs import Job, find_jobs
 from streams.stores.postgres import Connection, connect
 
@@ -35,10 +35,10 @@ def list_letters(
 ) -> None:
     """Show dead letters, those with like errors together.
 
+    \b
     Examples:
-        streams dlq list
-
-        streams dlq list --group shop.stock-level --each
+      streams dlq list
+      streams dlq list --group shop.stock-level --each
     """
     with _connect() as connection:
         if each:
@@ -57,15 +57,16 @@ def show(
 ) -> None:
     """Show one dead letter: where it was, why it failed, what it holds, and what happened to it.
 
+    \b
     Example:
-        streams dlq show 42 --app processors.app:app
+      streams dlq show 42 --app processors.app:app
     """
     catalog = load_app(app).catalog if app else None
     with _connect() as connection:
         found = find_jobs(connection, "id = %(id)s", {"id": job}, 1)
         if not found:
             raise ConfigurationError(f"there is no job {job}; streams dlq list --each shows those there are")
-        details = {**_describe(found[0], catalog), "history": status.job_history(connection, job)}
+        details = {**_describe(found[0], catalog), "history": overview.job_history(connection, job)}
     if json:
         print_json(details)
         return
@@ -97,10 +98,10 @@ def redrive(
 
     Each goes to the group's own retry topic, so no other group sees it again. Done twice it is done once.
 
+    \b
     Examples:
-        streams dlq redrive processors.app:app --group stock-level
-
-        streams dlq redrive processors.app:app --group stock-level --fingerprint 1f0c9a3b2d4e --execute
+      streams dlq redrive processors.app:app --group stock-level
+      streams dlq redrive processors.app:app --group stock-level --fingerprint 1f0c9a3b2d4e --execute
     """
     processor = redriving.processor_of(load_app(app), group)
     selection = Selection(processor.group, id, None if key is None else redriving.parse_key(key), fingerprint)
@@ -126,7 +127,7 @@ def redrive(
 
 
 def _list_groups(connection: Connection, group: str | None, json: bool) -> None:
-    groups = status.dead_letter_groups(connection, group)
+    groups = overview.dead_letter_groups(connection, group)
     if json:
         print_json(groups)
         return

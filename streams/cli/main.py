@@ -18,7 +18,8 @@ app = typer.Typer(
     help="Event-sourced stream processing on Kafka and PostgreSQL.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode=None,
+    add_completion=False,
 )
 app.add_typer(dev.app, name="dev")
 app.add_typer(relay.app, name="relay")

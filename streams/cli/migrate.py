@@ -29,12 +29,11 @@ def migrate(
     The slot is made here, before the first event can be written, since it sees only what commits after it was made.
     Running it again changes nothing.
 
+    \b
     Examples:
-        streams migrate
-
-        streams migrate --also processors/tables.sql
-
-        streams migrate --sql > fencepost.sql
+      streams migrate
+      streams migrate --also processors/tables.sql
+      streams migrate --sql > fencepost.sql
     """
     if sql:
         typer.echo(runner.as_sql())

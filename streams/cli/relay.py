@@ -29,8 +29,9 @@ def run() -> None:
     Any number may be started: one reads the slot, the others stand by and take over when it dies. Stopping with
     Ctrl-C or SIGTERM sends and confirms what is in hand.
 
+    \b
     Example:
-        STREAMS_DATABASE_URL=postgresql://app@db/shop STREAMS_KAFKA=kafka:9092 streams relay run
+      STREAMS_DATABASE_URL=postgresql://app@db/shop STREAMS_KAFKA=kafka:9092 streams relay run
     """
     settings = Settings.load()
     with connect(settings.database_url, seconds=settings.connect_seconds) as connection:

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from streams.cli.common import Json, print_json, print_table
-from streams.observe import status
 from streams.settings import Settings
+from streams.stores import overview
 from streams.stores.postgres import connect
 
 app = typer.Typer(help="Look at what will be tried again.", no_args_is_help=True)
@@ -29,12 +29,13 @@ def list_retries(
 ) -> None:
     """Show the jobs that wait for another attempt, and those that wait behind them; the soonest first.
 
+    \b
     Example:
-        streams retry list --group shop.stock-level
+      streams retry list --group shop.stock-level
     """
     settings = Settings.load()
     with connect(settings.database_url, autocommit=True, seconds=settings.connect_seconds) as connection:
-        rows = status.waiting_jobs(connection, group, limit)
+        rows = overview.waiting_jobs(connection, group, limit)
     if json:
         print_json(rows)
         return

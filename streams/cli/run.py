@@ -36,10 +36,10 @@ def run(
     Start as many processes as you like: they share the partitions. Stopping with Ctrl-C or SIGTERM finishes the
     batch in hand; a second signal ends at once, which loses nothing either.
 
+    \b
     Examples:
-        streams run processors.app:app
-
-        streams run processors.app:app --processor stock-level --with-relay
+      streams run processors.app:app
+      streams run processors.app:app --processor stock-level --with-relay
     """
     settings = Settings.load()
     application = load_app(app)

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+from streams.broker import kafka
 from streams.cli.common import Json, console, print_json, print_table
 from streams.migrations import runner
 from streams.observe import status as observed
 from streams.settings import Settings
+from streams.stores import overview
 from streams.stores.postgres import connect, require_migrated
 
 
 def status(json: Json = False) -> None:
     """Show how far everything is: the relay's slot, each group's lag, and the jobs by state.
 
+    \b
     Examples:
-        streams status
-
-        streams status --json
+      streams status
+      streams status --json
     """
     settings = Settings.load()
     with connect(settings.database_url, autocommit=True, seconds=settings.connect_seconds) as connection:
         require_migrated(connection, runner.newest())
-        relay = observed.relay(connection, settings.slot)
-        groups = observed.groups(connection, observed.end_offsets(settings, observed.topics(connection)))
-        jobs = observed.jobs(connection)
+        relay = overview.relay(connection, settings.slot)
+        groups = observed.groups(connection, kafka.end_offsets(settings, overview.topics(connection)))
+        jobs = overview.jobs(connection)
     if json:
         print_json({"relay": relay, "groups": groups, "jobs": jobs})
         return

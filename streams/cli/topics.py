@@ -15,8 +15,9 @@ app = typer.Typer(help="Plan and make the topics an application needs.", no_args
 def plan(app: AppArgument, json: Json = False) -> None:
     """Show which topics are there and which would be made.
 
+    \b
     Example:
-        streams topics plan processors.app:app
+      streams topics plan processors.app:app
     """
     steps = topics.plan(load_app(app), Settings.load())
     if json:
@@ -36,8 +37,9 @@ def plan(app: AppArgument, json: Json = False) -> None:
 def apply(app: AppArgument, json: Json = False) -> None:
     """Make the topics that are missing; change none that exist.
 
+    \b
     Example:
-        streams topics apply processors.app:app
+      streams topics apply processors.app:app
     """
     settings = Settings.load()
     made = topics.apply(topics.plan(load_app(app), settings), settings)

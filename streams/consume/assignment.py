@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from confluent_kafka import OFFSET_INVALID, KafkaException, TopicPartition
-
+from streams.broker.types import OFFSET_INVALID, KafkaException, TopicPartition
 from streams.errors import StreamsError
 from streams.settings import Settings
 from streams.stores.ledger import Claim, Ledger

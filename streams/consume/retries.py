@@ -13,10 +13,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from confluent_kafka import KafkaException, TopicPartition
-
 from streams.app import Processor
 from streams.broker import kafka
+from streams.broker.types import KafkaException, TopicPartition
 from streams.consume.database import Database
 from streams.consume.dispatch import Dispatcher
 from streams.consume.runner import Outcome, Runner

@@ -8,10 +8,9 @@ import time
 from collections import Counter
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
-
 from streams.app import Processor
 from streams.broker import kafka
+from streams.broker.types import KafkaError, KafkaException, TopicPartition
 from streams.consume.assignment import Assignment, Rejoin
 from streams.consume.database import Database
 from streams.consume.dispatch import Dispatcher, Item

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from streams.broker import kafka
+from streams.broker.kafka import end_offsets
 from streams.dispositions import Disposition
 from streams.errors import ServerUnavailable
 from streams.event import FP_VERSION, Record
-from streams.observe.status import end_offsets
 from streams.settings import Settings
 from streams.stores.postgres import Connection
 

@@ -10,8 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Producer
-
+from streams.broker.types import KafkaError, KafkaException, Producer
 from streams.errors import RelayBlocked
 from streams.points import reach
 from streams.relay.rows import Produced

@@ -12,9 +12,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from confluent_kafka import KafkaException, Producer
-
 from streams.broker import kafka
+from streams.broker.types import KafkaException, Producer
 from streams.errors import RelayBlocked, ServerUnavailable
 from streams.observe import metrics
 from streams.points import reach

@@ -6,7 +6,7 @@ from typing import Any
 
 import psycopg
 
-from streams.observe.status import end_offsets
+from streams.broker.kafka import end_offsets
 from streams.settings import Settings
 from tests.bench.app import app, payload
 from tests.bench.setting import metered, prepare, rate

@@ -12,8 +12,8 @@ import pytest
 
 from streams import Settings
 from streams.broker import kafka
+from streams.broker.kafka import end_offsets
 from streams.event import FP_VERSION, Record
-from streams.observe.status import end_offsets
 from streams.points import POINTS
 from streams.topics import apply, plan
 from tests.chaos.app import TABLE, app
