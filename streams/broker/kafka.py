@@ -20,6 +20,11 @@ logger = logging.getLogger(__name__)
 
 Place = tuple[str, int]
 
+_NO_LEADER_YET = (
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+)
 _LATEST: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
 # librdkafka's own lines. What matters of them comes through error_cb too, so they are for those who ask for them.
@@ -139,7 +144,7 @@ def end_offsets(settings: Settings, topics: Sequence[str]) -> dict[Place, int]:
             return _end_offsets(client, topics, settings.connect_seconds)
         except KafkaException as error:
             # A topic that was made a moment ago has no leader yet.
-            if time.monotonic() > deadline or not error.args[0].retriable():
+            if time.monotonic() > deadline or error.args[0].code() not in _NO_LEADER_YET:
                 raise ServerUnavailable(
                     f"Kafka does not answer at {settings.kafka}: {error.args[0].str()}"
                 ) from error
@@ -153,7 +158,7 @@ def _end_offsets(client: AdminClient, topics: Sequence[str], seconds: float) -> 
     ]
     if not places:
         return {}
-    futures = client.list_offsets({place: _LATEST for place in places}, request_timeout=seconds)
+    futures = client.list_offsets(dict.fromkeys(places, _LATEST), request_timeout=seconds)
     return {
         (place.topic, place.partition): future.result(seconds).offset for place, future in futures.items()
     }
