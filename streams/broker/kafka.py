@@ -26,6 +26,7 @@ _NO_LEADER_YET = (
     KafkaError.UNKNOWN_TOPIC_OR_PART,
 )
 _LATEST: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+_EARLIEST: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 
 # librdkafka's own lines. What matters of them comes through error_cb too, so they are for those who ask for them.
 _CLIENT_LOG = logging.getLogger("streams.broker.librdkafka")
@@ -137,11 +138,24 @@ def end_offsets(settings: Settings, topics: Sequence[str]) -> dict[Place, int]:
     Raises:
         ServerUnavailable: no broker answers within ``connect_seconds``.
     """
+    return _offsets(settings, topics, _LATEST)
+
+
+def begin_offsets(settings: Settings, topics: Sequence[str]) -> dict[Place, int]:
+    """The offset of the oldest record of each partition of those topics that exist.
+
+    Raises:
+        ServerUnavailable: no broker answers within ``connect_seconds``.
+    """
+    return _offsets(settings, topics, _EARLIEST)
+
+
+def _offsets(settings: Settings, topics: Sequence[str], which: Any) -> dict[Place, int]:
     client = admin(settings)
     deadline = time.monotonic() + settings.connect_seconds
     while True:
         try:
-            return _end_offsets(client, topics, settings.connect_seconds)
+            return _ask_offsets(client, topics, which, settings.connect_seconds)
         except KafkaException as error:
             # A topic that was made a moment ago has no leader yet.
             if time.monotonic() > deadline or error.args[0].code() not in _NO_LEADER_YET:
@@ -151,14 +165,14 @@ def end_offsets(settings: Settings, topics: Sequence[str]) -> dict[Place, int]:
             time.sleep(0.05)
 
 
-def _end_offsets(client: AdminClient, topics: Sequence[str], seconds: float) -> dict[Place, int]:
+def _ask_offsets(client: AdminClient, topics: Sequence[str], which: Any, seconds: float) -> dict[Place, int]:
     found = client.list_topics(timeout=seconds).topics
     places = [
         TopicPartition(name, number) for name in topics if name in found for number in found[name].partitions
     ]
     if not places:
         return {}
-    futures = client.list_offsets(dict.fromkeys(places, _LATEST), request_timeout=seconds)
+    futures = client.list_offsets(dict.fromkeys(places, which), request_timeout=seconds)
     return {
         (place.topic, place.partition): future.result(seconds).offset for place, future in futures.items()
     }

@@ -5,6 +5,9 @@ from __future__ import annotations
 from prometheus_client import Counter, Gauge, Histogram
 
 RELAYED = Counter("streams_relay_records", "Records handed to the broker by the relay")
+RELAY_REPEATS_AVOIDED = Counter(
+    "streams_relay_repeats_avoided", "Records that a relay before this one had sent and not confirmed"
+)
 RELAY_WAITING_FOR_TOPIC = Gauge(
     "streams_relay_waiting_for_topic", "1 while the relay waits for a topic that does not exist"
 )

@@ -21,6 +21,7 @@ from streams.relay import pgoutput, slot
 from streams.relay.pump import Pump
 from streams.relay.rows import Mapper, Naming, mapper
 from streams.relay.stream import LogStream, SlotInUse
+from streams.relay.tail import Tail
 from streams.settings import Settings
 from streams.stores.postgres import CONNECTION_ERRORS
 
@@ -51,16 +52,16 @@ class Relay:
     """
 
     def __init__(self, settings: Settings, stop: threading.Event) -> None:
-        self._settings = settings
+        self.settings = settings
         self._stop = stop
         self._naming = Naming(settings.topic_prefix, settings.source)
         self._topics: set[str] = set()
-        self._confirmed = 0
+        self.confirmed = 0
         self._sent = 0
 
     @property
     def progress(self) -> Progress:
-        return Progress(self._sent, pgoutput.position_text(self._confirmed))
+        return Progress(self._sent, pgoutput.position_text(self.confirmed))
 
     def run(self, on_active: Callable[[], None] = lambda: None) -> None:
         """Runs until stopped; comes back by itself after the loss of the database or the broker.
@@ -72,8 +73,8 @@ class Relay:
             RelayBlocked: going on would lose or reorder something.
             ServerUnavailable: PostgreSQL or Kafka is not there, or not as it must be, at the start.
         """
-        self._confirmed = slot.ensure(self._settings.database_url, self._settings.slot).confirmed
-        kafka.require_broker(self._settings)
+        self.confirmed = slot.ensure(self.settings.database_url, self.settings.slot).confirmed
+        kafka.require_broker(self.settings)
         self._topics = self._existing_topics()
         delay = _STANDBY_SECONDS
         while not self._stop.is_set():
@@ -81,15 +82,15 @@ class Relay:
                 self._session(on_active)
                 delay = _STANDBY_SECONDS
             except SlotInUse:
-                logger.info("slot %s is in use; standing by", self._settings.slot)
+                logger.info("slot %s is in use; standing by", self.settings.slot)
             except (*CONNECTION_ERRORS, ServerUnavailable) as error:
                 logger.warning("the database is away (%s); trying again", str(error).strip().splitlines()[0])
                 delay = min(delay * 2, 5.0)
             self._stop.wait(delay)
 
     def _session(self, on_active: Callable[[], None]) -> None:
-        stream = LogStream(self._settings.database_url, self._settings.slot, self._confirmed)
-        producer = kafka.producer(self._settings)
+        stream = LogStream(self.settings.database_url, self.settings.slot, self.confirmed)
+        producer = kafka.producer(self.settings)
         session = _Session(self, stream, producer)
         try:
             on_active()
@@ -98,15 +99,15 @@ class Relay:
             # Whatever ended it: what the broker still acknowledges now need not be sent a second time.
             with contextlib.suppress(RelayBlocked):
                 session.pump.flush(_FLUSH_SECONDS)
-            self._confirmed = session.pump.confirmed
+            self.confirmed = session.pump.confirmed
             with contextlib.suppress(*CONNECTION_ERRORS):
-                stream.report(self._confirmed, now=True)
+                stream.report(self.confirmed, now=True)
                 reach("relay.confirmed")
             stream.close()
 
     def count(self, sent: int, confirmed: int) -> None:
         metrics.RELAYED.inc(sent - self._sent if sent > self._sent else 0)
-        self._sent, self._confirmed = sent, confirmed
+        self._sent, self.confirmed = sent, confirmed
 
     def map(self, table: pgoutput.Relation) -> Mapper:
         return mapper(table, self._naming)
@@ -133,7 +134,7 @@ class Relay:
     def _existing_topics(self) -> set[str]:
         metrics.RELAY_WAITING_FOR_TOPIC.set(0)
         try:
-            return set(kafka.admin(self._settings).list_topics(timeout=self._settings.connect_seconds).topics)
+            return set(kafka.admin(self.settings).list_topics(timeout=self.settings.connect_seconds).topics)
         except KafkaException:
             return self._topics
 
@@ -147,10 +148,12 @@ class _Session:
 
     def __init__(self, relay: Relay, stream: LogStream, producer: Producer) -> None:
         self._relay, self._stream = relay, stream
-        self.pump = Pump(producer, relay._confirmed, self._answer)  # noqa: SLF001 - one unit, in two classes
+        self.pump = Pump(producer, relay.confirmed, self._answer)
         self._sent_before = relay.progress.sent
         self._mappers: dict[int, Mapper] = {}
         self._known: set[str] = set()
+        self._tail = Tail(relay.settings, relay.confirmed)
+        self._commit = 0
         self._position = b""
         self._index = 0
         self._inside = False
@@ -183,7 +186,8 @@ class _Session:
             case pgoutput.INSERT:
                 self._insert(message)
             case pgoutput.BEGIN:
-                self._position = pgoutput.position_text(pgoutput.begin_position(message)).encode() + b"/"
+                self._commit = pgoutput.begin_position(message)
+                self._position = pgoutput.position_text(self._commit).encode() + b"/"
                 self._index, self._inside = 0, True
                 self.pump.begin()
             case pgoutput.COMMIT:
@@ -202,7 +206,11 @@ class _Session:
         record = self._mappers[oid](row, self._position + b"%d" % self._index)
         if record[0] not in self._known:
             self._relay.require_topic(record[0], self._wait_for_topic)
+            self._tail.read(record[0])
             self._known.add(record[0])
+        if self._commit <= self._tail.horizon and self._tail.holds(record):
+            metrics.RELAY_REPEATS_AVOIDED.inc()
+            return
         self.pump.send(record)
 
     def _keepalive(self, message: bytes) -> None:

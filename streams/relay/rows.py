@@ -92,12 +92,14 @@ def _outbox_mapper(index: dict[str, int], naming: Naming) -> Mapper:  # noqa: AR
 
     def produced(row: Columns, position: bytes) -> Produced:
         names = [_present(name).decode() for name in array(_present(row[header_names]))]
-        headers: list[tuple[str, str | bytes | None]] = [
-            *zip(names, array(_present(row[header_values])), strict=True)
-        ]
-        # A dead letter is its original and the error, and nothing more.
-        if FP_POSITION not in names and FP_ERROR not in names:
-            headers.append((FP_POSITION, position))
+        values = array(_present(row[header_values]))
+        if names and names[-1] == FP_ERROR:
+            # A dead letter is its original and the error, and nothing more: the position goes into the error.
+            values[-1] = _present(values[-1]).removesuffix(b"}") + b',"position":"' + position + b'"}'
+        else:
+            names.append(FP_POSITION)
+            values.append(position)
+        headers: list[tuple[str, str | bytes | None]] = [*zip(names, values, strict=True)]
         return _present(row[topic]).decode(), row[key], row[payload], headers
 
     return produced

@@ -68,7 +68,7 @@ def test_a_producer_killed_leaves_both_the_row_and_its_event_or_neither(
 
 
 @pytest.mark.parametrize("point", [*RELAY, "relay.produced:40"])
-def test_a_relay_killed_loses_nothing_and_keeps_the_order_of_each_key(
+def test_a_relay_killed_loses_nothing_doubles_nothing_and_keeps_the_order_of_each_key(
     settings: Settings, shop: psycopg.Connection[Any], point: str
 ) -> None:
     events = append_events(shop)
@@ -86,6 +86,7 @@ def test_a_relay_killed_loses_nothing_and_keeps_the_order_of_each_key(
     assert "error" not in stop(relay)
     for key, versions in first_versions(settings).items():
         assert versions == list(range(1, 2 * PER_KEY + 1)), key
+    assert relayed(settings) == 2 * events, "what was sent before the kill is not sent again"
 
 
 @pytest.mark.parametrize("point", [*CONSUME, "consume.in_transaction:3", "consume.database_committed:3"])

@@ -98,10 +98,16 @@ def test_an_outbox_row_goes_where_it_says_byte_for_byte() -> None:
     assert headers == [("ce_id", b"\x00\xff"), ("none", None), ("ce_id", b""), ("fp_position", b"0/1A/2")]
 
 
-def test_a_dead_letter_keeps_the_position_of_its_original() -> None:
+def test_a_position_that_a_message_brings_is_kept_and_its_own_stands_behind_it() -> None:
     row = outbox_row([b"fp_position"], [b"0/1/1"])
     *_, headers = mapper(table("fencepost.outbox", *OUTBOX), NAMING)(row, b"0/FF/1")
-    assert headers == [("fp_position", b"0/1/1")]
+    assert headers == [("fp_position", b"0/1/1"), ("fp_position", b"0/FF/1")]
+
+
+def test_a_dead_letter_carries_its_position_inside_its_one_error_header() -> None:
+    row = outbox_row([b"fp_position", b"fp_error"], [b"0/1/1", b'{"job":7}'])
+    *_, headers = mapper(table("fencepost.outbox", *OUTBOX), NAMING)(row, b"0/FF/1")
+    assert headers == [("fp_position", b"0/1/1"), ("fp_error", b'{"job":7,"position":"0/FF/1"}')]
 
 
 @pytest.mark.parametrize("value", [None, b""])
