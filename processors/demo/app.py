@@ -20,6 +20,7 @@ from streams.app import Processor, Project
 from streams.effects import Publish
 
 _RATES = {"EUR": 1.0, "GBP": 1.15, "USD": 0.92}
+_DISCOUNTS = {"basic": 0, "gold": 5}
 _OUTAGE_SHARE = 10  # one event in so many needs what is down
 _LOOK_SECONDS = 0.1
 
@@ -59,7 +60,7 @@ def _refuse_negative(event: Event) -> None:
 def _know_tier(event: Event) -> None:
     """The bug: a tier that came after this was written."""
     if isinstance(event.data, CustomerChanged):
-        ("basic", "gold").index(event.data.tier)
+        _DISCOUNTS[event.data.tier]
 
 
 def _no_bug(_event: Event) -> None:

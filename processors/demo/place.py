@@ -28,12 +28,19 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Place:
-    """``name`` tells runs on configured servers apart, and is empty on servers that are ours alone."""
+    """Servers, and what is ours on them.
+
+    Attributes:
+        directory: of the servers that were started for the run, and of its logs.
+        name: tells runs on configured servers apart; empty on servers that are ours alone.
+        kept: whether it stays when the run is over.
+    """
 
     directory: Path
     settings: Settings
     name: str
     kafka: Literal["real", "mock"]
+    kept: bool
 
     @property
     def logs(self) -> Path:
@@ -45,11 +52,6 @@ class Place:
         given = {name: str(getattr(self.settings, name)) for name in _GIVEN}
         mine = {f"STREAMS_{name.upper()}": value for name, value in given.items()}
         return {**mine, **({"DEMO_NAME": self.name} if self.name else {})}
-
-    @property
-    def access(self) -> dict[str, str]:
-        """What a user sets to look at this place afterwards."""
-        return self.environment if self.name else {"STREAMS_DEV_DIR": str(self.directory)}
 
 
 _GIVEN = ("database_url", "kafka", "redis_url", "topic_prefix", "slot", "sweep_seconds", "group_protocol")
@@ -66,23 +68,30 @@ def place(*, keep: bool, report: Report) -> Iterator[Place]:
     directory = dev_directory().with_name(f"{dev_directory().name}-demo")
     with locked(directory / "demo.lock", lambda: _refuse(directory)), ExitStack() as stack:
         _clear(directory)
+        reason = None if configured() else _why_no_kafka()
+        report(_announcement(directory, reason))
+        if keep and (configured() or reason):
+            keep = False  # a slot left behind would hold the log of a server for ever; the mock broker ends with us
+            report("--keep is for servers of the demo's own: nothing will be kept")
         stack.enter_context(_ended(keep, lambda: _down(directory, report)))
-        if configured():
-            report(f"real Kafka and PostgreSQL, on what is configured and otherwise in {directory}")
-            endpoints = servers.up(directory, want=ALWAYS, report=report)
+        want = [name for name in ALWAYS if reason is None or name is not ServerName.KAFKA]
+        endpoints = servers.up(directory, want=want, report=report)
+        if reason is not None:
+            address = stack.enter_context(mock.broker())
+            settings = _settings(endpoints, kafka=address, group_protocol="classic")
+            yield Place(directory, settings, "", "mock", kept=False)
+        elif not configured():
+            yield Place(directory, _settings(endpoints), "", "real", kept=keep)
+        else:
             made = _shared(endpoints, directory)
-            stack.enter_context(_ended(keep, lambda: _delete(made, endpoints)))
+            stack.callback(_delete, made, endpoints)
             yield made
-            return
-        reason = _why_no_kafka()
-        if reason is None:
-            report(f"real Kafka and PostgreSQL, of its own in {directory}")
-            yield Place(directory, _settings(servers.up(directory, want=ALWAYS, report=report)), "", "real")
-            return
-        report(f"librdkafka's mock broker instead of Kafka, since {reason}")
-        endpoints = servers.up(directory, want=(ServerName.POSTGRES, ServerName.REDIS), report=report)
-        address = stack.enter_context(mock.broker())
-        yield Place(directory, _settings(endpoints, kafka=address, group_protocol="classic"), "", "mock")
+
+
+def _announcement(directory: Path, why_no_kafka: str | None) -> str:
+    if why_no_kafka is not None:
+        return f"librdkafka's mock broker instead of Kafka, since {why_no_kafka}"
+    return f"real Kafka and PostgreSQL, {'as configured' if configured() else f'in {directory}'}"
 
 
 def _why_no_kafka() -> str | None:
@@ -149,7 +158,7 @@ def _shared(endpoints: Endpoints, directory: Path) -> Place:
         connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
     url = make_conninfo(_database_url(endpoints), dbname=name)
     settings = _settings(endpoints, database_url=url, topic_prefix=f"{prefix}.", slot=name)
-    return Place(directory, settings, prefix, "real")
+    return Place(directory, settings, prefix, "real", kept=False)
 
 
 def _delete(made: Place, endpoints: Endpoints) -> None:

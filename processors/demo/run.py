@@ -6,7 +6,7 @@ import json
 import shlex
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psycopg
@@ -29,27 +29,29 @@ _PROCESSORS = ("processor-1", "processor-2")
 _TABLES = (ROOT / "processors" / "tables.sql", Path(__file__).parent / "tables.sql")
 _OUTAGE_AT, _KILLS_AT = 0.2, 0.5
 _OUTAGE_SECONDS = 2.0  # less than all attempts together take
-_AFTERWARDS = ("status", "dlq list", "dev down")
-_LOOK_SECONDS = 0.3
+_LOOK_SECONDS = 0.4
 _PATIENCE_SECONDS = 180.0
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to, and how to look at what it left."""
+    """What a run came to, and how to look at what it left. ``redriven_job`` is one that was buried and sent back."""
 
     numbers: Numbers
     audit: Audit
     restarts: int
-    seconds: float
+    redriven_job: int
     place: Place
+    seconds: float = 0.0
 
-    def next_commands(self, *, keep: bool) -> list[str]:
+    @property
+    def next_commands(self) -> list[str]:
         """What to try now."""
-        if not keep:
+        if not self.place.kept:
             return ["streams demo --keep", "streams dev up", "streams run processors.app:app --with-relay"]
-        access = " ".join(f"{name}={shlex.quote(value)}" for name, value in self.place.access.items())
-        return [f"{access} streams {command}" for command in _AFTERWARDS]
+        where = f"STREAMS_DEV_DIR={shlex.quote(str(self.place.directory))}"
+        story = f"dlq show {self.redriven_job} --app processors.app:app"
+        return [f"{where} streams {command}" for command in ("status", story, "dev down")]
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -73,7 +75,8 @@ def run(events: int, seed: int, *, keep: bool, console: Console) -> Outcome:
     """
     shown = view.View(console)
     with place(keep=keep, report=shown.say) as here:
-        return _Run(here, events, seed, shown).result()
+        outcome = _Run(here, events, seed, shown).result()
+    return replace(outcome, seconds=shown.seconds)
 
 
 class _Run:
@@ -156,7 +159,7 @@ class _Run:
             self._watch.connection, self._settings, notifications.name(self._settings), self._planned
         )
         return Outcome(
-            self._watch.numbers(), judged, self._children.restarts, self._view.seconds, self._place
+            self._watch.numbers(), judged, self._children.restarts, self._watch.redriven_job(), self._place
         )
 
     def _start_processors(self, *, fixed: bool) -> None:

@@ -30,7 +30,7 @@ from processors.demo.workload import (
 )
 from processors.orders import Cancel, Pay, Place, Ship, orders
 from processors.stock import Receive, Release, Reserve, stock
-from schemas import CustomerChanged, CustomerClosed, PaymentCaptured, PaymentRefunded, catalog
+from schemas import CustomerChanged, CustomerClosed, OrderLine, PaymentCaptured, PaymentRefunded, catalog
 from streams import Appended, Decider, Settings, VersionConflict, append, execute, load
 
 _SAVE_EVERY = 20
@@ -77,22 +77,22 @@ class Shop:
             except VersionConflict:
                 self._counts.conflicts += 1
                 continue
-            self._counts.replayed += any(each is not None and each.replayed for each in done)
+            self._counts.replayed += done.replayed
             return
 
-    def _do(self, request: Request) -> list[Appended | None]:
+    def _do(self, request: Request) -> Appended:
         key = request.key
         match request.action:
             case Deliver(sku, lots):
-                return [execute(self._connection, self._stock, sku, Receive(lots), idempotency_key=key)]
+                return self._stock_changes(sku, Receive(lots), key)
             case ChangeProfile() | CloseAccount() as change:
-                return [self._customer(change, key)]
+                return self._customer(change, key)
             case Checkout() as checkout:
                 return self._checkout(checkout, key)
             case PayOrder() as paid:
                 return self._pay(paid, key)
             case ShipOrder(checkout, tracking_code):
-                return [self._order(checkout, Ship("parcel", tracking_code), key)]
+                return self._order_changes(checkout, Ship("parcel", tracking_code), key)
             case ReturnOrder(paid):
                 return self._return(paid, key)
 
@@ -106,47 +106,44 @@ class Shop:
             self._connection, "customer", change.customer_id, [event], len(known), idempotency_key=key
         )
 
-    def _checkout(self, checkout: Checkout, key: str) -> list[Appended | None]:
-        """Several resources in one transaction. In the order of their ids, or two checkouts could deadlock."""
+    def _checkout(self, checkout: Checkout, key: str) -> Appended:
+        """Several resources in one transaction: the first takes the key, and with it all of them are done or none."""
         place = Place(checkout.customer_id, checkout.currency, checkout.lines)
-        done = [self._order(checkout, place, key)]
-        for line in sorted(checkout.lines, key=lambda line: line.sku):
-            reserve = Reserve(checkout.order_id, line.quantity)
-            done.append(
-                execute(self._connection, self._stock, line.sku, reserve, idempotency_key=f"{key}/{line.sku}")
-            )
+        placed = self._order_changes(checkout, place, key)
+        if not placed.replayed:
+            for line in _by_sku(checkout):
+                self._stock_changes(line.sku, Reserve(checkout.order_id, line.quantity))
         if checkout.abandoned:
             raise Abandoned
-        return done
+        return placed
 
-    def _pay(self, paid: PayOrder, key: str) -> list[Appended | None]:
+    def _pay(self, paid: PayOrder, key: str) -> Appended:
         checkout = paid.checkout
         captured = PaymentCaptured(checkout.order_id, checkout.total_cents, checkout.currency)
-        return [
-            append(
-                self._connection, "payment", paid.payment_id, [captured], 0, idempotency_key=f"{key}/payment"
-            ),
-            self._order(checkout, Pay(paid.payment_id), key),
-        ]
-
-    def _return(self, paid: PayOrder, key: str) -> list[Appended | None]:
-        checkout = paid.checkout
-        refunded = PaymentRefunded(checkout.total_cents, checkout.currency, "returned")
-        done: list[Appended | None] = [
-            append(
-                self._connection, "payment", paid.payment_id, [refunded], 1, idempotency_key=f"{key}/payment"
-            ),
-            self._order(checkout, Cancel("returned"), key),
-        ]
-        for line in sorted(checkout.lines, key=lambda line: line.sku):
-            release = Release(checkout.order_id, line.quantity)
-            done.append(
-                execute(self._connection, self._stock, line.sku, release, idempotency_key=f"{key}/{line.sku}")
-            )
+        done = append(self._connection, "payment", paid.payment_id, [captured], 0, idempotency_key=key)
+        if not done.replayed:
+            self._order_changes(checkout, Pay(paid.payment_id))
         return done
 
-    def _order(self, checkout: Checkout, command: Place | Pay | Ship | Cancel, key: str) -> Appended | None:
-        return execute(self._connection, self._orders, checkout.order_id, command, idempotency_key=key)
+    def _return(self, paid: PayOrder, key: str) -> Appended:
+        checkout = paid.checkout
+        refunded = PaymentRefunded(checkout.total_cents, checkout.currency, "returned")
+        done = append(self._connection, "payment", paid.payment_id, [refunded], 1, idempotency_key=key)
+        if not done.replayed:
+            self._order_changes(checkout, Cancel("returned"))
+            for line in _by_sku(checkout):
+                self._stock_changes(line.sku, Release(checkout.order_id, line.quantity))
+        return done
+
+    def _order_changes(
+        self, checkout: Checkout, command: Place | Pay | Ship | Cancel, key: str | None = None
+    ) -> Appended:
+        return _done(execute(self._connection, self._orders, checkout.order_id, command, idempotency_key=key))
+
+    def _stock_changes(
+        self, sku: str, command: Receive | Reserve | Release, key: str | None = None
+    ) -> Appended:
+        return _done(execute(self._connection, self._stock, sku, command, idempotency_key=key))
 
     def _counted(self, decider: Decider[Any, Any]) -> Decider[Any, Any]:
         """Counts the conflicts that ``execute`` settles by itself: each makes it decide once more."""
@@ -160,6 +157,16 @@ class Shop:
             return decided(state, command)
 
         return replace(decider, decide=decide)
+
+
+def _by_sku(checkout: Checkout) -> list[OrderLine]:
+    """In an order that all use, or two transactions with the same articles could deadlock."""
+    return sorted(checkout.lines, key=lambda line: line.sku)
+
+
+def _done(appended: Appended | None) -> Appended:
+    assert appended is not None, "each of these commands comes to an event"  # noqa: S101
+    return appended
 
 
 class Writer:

@@ -41,7 +41,9 @@ class View:
             yield
             return
         columns = (TextColumn("         {task.description:9}"), BarColumn(), MofNCompleteColumn())
-        with Progress(*columns, console=self._console, transient=True) as self._progress:
+        with Progress(
+            *columns, console=self._console, refresh_per_second=4, transient=True
+        ) as self._progress:
             for bar in _BARS:
                 self._progress.add_task(bar, total=total)
             yield

@@ -88,6 +88,10 @@ class Watch:
         relayed = min(found["appended"], sum(self._ends().values()))
         return Numbers(**found, relayed=relayed, applied=min(relayed, self._one(_APPLIED)))
 
+    def redriven_job(self) -> int:
+        """One of the dead letters that were sent back; 0 where there was none."""
+        return self._one("SELECT coalesce(min(job_id), 0) FROM fencepost.redrive")
+
     def is_settled(self) -> bool:
         """Whether nothing moves any more: everything relayed, read, and run, but for what waits for a person."""
         log, confirmed = self._log()

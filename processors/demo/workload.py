@@ -165,8 +165,8 @@ def _beside(rng: random.Random, number: int, *, poisoned: bool) -> Iterator[Requ
         yield Request(f"{number}/profile", _profile(rng, who, rng.choice(("basic", "gold"))), _sending(rng))
     elif rng.random() < 0.02:  # noqa: PLR2004
         yield Request(f"{number}/close", CloseAccount(f"customer-{who:03}"))
-    if rng.random() < 0.15:  # noqa: PLR2004
-        lots = tuple(rng.randrange(10, 100) for _ in range(rng.randrange(1, 20)))
+    if rng.random() < 0.2:  # noqa: PLR2004
+        lots = tuple(rng.randrange(10, 100) for _ in range(rng.randrange(1, 25)))
         yield Request(f"{number}/deliver", Deliver(_sku(rng), lots), _sending(rng))
 
 

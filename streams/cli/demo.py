@@ -41,7 +41,7 @@ def demo(
     shown.print(
         f"{'clean' if outcome.audit.is_clean else 'NOT clean'}, after {outcome.seconds:.1f} s. Try next:"
     )
-    for command in outcome.next_commands(keep=keep):
+    for command in outcome.next_commands:
         shown.print(f"  {command}", markup=False, highlight=False, soft_wrap=True)
     if json:
         print_json(outcome.as_json())

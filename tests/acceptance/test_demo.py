@@ -71,6 +71,20 @@ def test_kill_9_at_any_moment_changes_nothing(directory: Path, endpoints: Endpoi
     assert leftovers(endpoints) == before, "on servers that others use, the demo leaves nothing behind"
 
 
+@pytest.mark.timeout(300)
+def test_where_no_kafka_can_be_started_a_mock_stands_in_and_is_named_first(
+    directory: Path, tmp_path: Path
+) -> None:
+    without_maven = {"PATH": str(Path(sys.executable).parent), "STREAMS_CACHE_DIR": str(tmp_path / "cache")}
+    demo = start(directory, "--events", "4000", "--json", "--keep", **without_maven)
+    output, errors = demo.communicate(timeout=280)
+    assert demo.returncode == 0, errors
+    assert "mock broker" in errors.splitlines()[0]
+    result = json.loads(output.splitlines()[-1])
+    assert_clean(result)
+    assert result["kafka"] == "mock"
+
+
 def test_ctrl_c_ends_everything(directory: Path) -> None:
     demo = start(directory)
     eventually(lambda: len(children(demo.pid)) >= 4 or demo.poll() is not None, "all processes run", 60)
