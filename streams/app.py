@@ -59,6 +59,11 @@ class Processor:
     retry: Retry
 
     @property
+    def has_lanes(self) -> bool:
+        """Whether records may have to wait behind an earlier one of their key."""
+        return self.ordering == "key" or self.versions == "strict"
+
+    @property
     def dead_letter_topic(self) -> str:
         return f"{self.group}.dlq"
 

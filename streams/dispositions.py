@@ -27,7 +27,7 @@ class Known:
 
     Attributes:
         versions: the version each lane has applied; absent means none.
-        waiting: per lane, the versions of its unfinished jobs (0 where a record carries none).
+        waiting: lanes with unfinished jobs, and which of the batch's versions are among them.
         seen: event ids in the inbox.
     """
 

@@ -85,6 +85,12 @@ class Settings(BaseSettings):
         "consumer", pattern="^(consumer|classic)$", description="KIP-848 'consumer', or 'classic'"
     )
     batch_size: int = Field(2_000, ge=1, le=100_000, description="records per database transaction, at most")
+    linger_ms: int = Field(
+        10,
+        ge=0,
+        le=10_000,
+        description="how long a processor waits for more records to fill a batch, at most",
+    )
     drain_seconds: float = Field(
         20.0, gt=0, description="how long a stopping processor may finish what it holds"
     )

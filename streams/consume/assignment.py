@@ -60,11 +60,13 @@ class Assignment:
         """Whether records of the partition may be worked on now; others come again after the seek that is due."""
         return partition in self.claims and partition not in self._paused_until
 
-    def pause(self, consumer: Any, partition: Partition, offset: int, seconds: float) -> None:
-        """Lets a partition stand still at an offset; for ever where ``seconds`` is infinite."""
+    def pause(self, consumer: Any, partition: Partition, offset: int | None, seconds: float) -> None:
+        """Lets a partition stand still, at an offset if one is given; for ever where ``seconds`` is infinite."""
         consumer.pause([TopicPartition(*partition)])
-        self._paused_until[partition] = time.monotonic() + seconds
-        self._seek(consumer, partition, offset)
+        until = time.monotonic() + seconds
+        self._paused_until[partition] = max(until, self._paused_until.get(partition, until))
+        if offset is not None:
+            self._seek(consumer, partition, offset)
 
     def resume_due(self, consumer: Any) -> None:
         now = time.monotonic()

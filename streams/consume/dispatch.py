@@ -13,6 +13,9 @@ from streams.event import CE_ID, CE_TYPE, FP_VERSION, TRACEPARENT, Event, Record
 from streams.schema.catalog import encode, type_name
 from streams.stores.outbox import OutboxMessage
 
+MAX_INDEXED_BYTES = 1_024
+"""Keys and event ids are looked up in the database, and PostgreSQL indexes no more than 2,704 bytes of a row."""
+
 _NAMESPACE = uuid.UUID("9d4a1d2c-0f5e-4f2a-8a3e-1f6f0f9f7b11")
 
 
@@ -46,12 +49,18 @@ Decision = Apply | Filter | Fail | Stop
 
 @dataclass(slots=True)
 class Item:
-    """A record with what was decided about it. ``version`` is 0 where the record carries none."""
+    """A record with what was decided about it.
+
+    Attributes:
+        version: the resource's, 0 where the record carries none.
+        attempts_left: how often it may still be tried after this time.
+    """
 
     record: Record
     event_id: str
     version: int
     decision: Decision
+    attempts_left: int
 
 
 class Dispatcher:
@@ -68,29 +77,30 @@ class Dispatcher:
         self._decode = processor.catalog.decode
         self._events = processor.events
         self._versioned = processor.versions != "none"
+        self._attempts = processor.retry.attempts
 
     def decide(self, record: Record) -> Item:
         """Never raises for what a record or a handler does: that is the decision's content."""
         headers = dict(record.headers)
-        id_header = headers.get(CE_ID)
-        event_id = (
-            id_header.decode(errors="replace")
-            if id_header
-            else f"{record.topic}/{record.partition}/{record.offset}"
-        )
+        event_id = f"{record.topic}/{record.partition}/{record.offset}"
         version = 0
         try:
+            event_id = _event_id(headers.get(CE_ID)) or event_id
             version = _version(headers.get(FP_VERSION)) if self._versioned or FP_VERSION in headers else 0
             decision = self._decide(record, headers, event_id, version)
         except Exception as error:  # noqa: BLE001 - a handler may raise anything, and none of it is lost
             decision = Stop(str(error)) if isinstance(error, Halt) else Fail(failure_of(error))
-        return Item(record, event_id, version, decision)
+        return Item(record, event_id, version, decision, self._attempts - 1)
 
     def _decide(
         self, record: Record, headers: dict[str, bytes | None], event_id: str, version: int
     ) -> Decision:
         if record.key is None and (self._versioned or self._processor.ordering == "key"):
             raise UndecodableRecord("the record has no key, by which the processor keeps versions and order")
+        if record.key is not None and len(record.key) > MAX_INDEXED_BYTES:
+            raise UndecodableRecord(
+                f"the key has {len(record.key)} bytes; at most {MAX_INDEXED_BYTES} can be kept in order"
+            )
         if self._versioned and version == 0:
             raise UndecodableRecord(
                 f"the record has no {FP_VERSION} header; such records need versions='none'"
@@ -144,6 +154,14 @@ def _derived(event_id: str, record: Record, effect: Publish, index: int) -> Outb
         headers.append((CE_TYPE, type_name(effect.data).encode()))
     key = record.key if effect.key is None else effect.key
     return OutboxMessage(effect.topic, key, value, tuple(headers), derived_id)
+
+
+def _event_id(header: bytes | None) -> str | None:
+    if not header:
+        return None
+    if len(header) > MAX_INDEXED_BYTES or b"\x00" in header:
+        raise UndecodableRecord(f"{CE_ID} cannot be kept: {header[:40]!r}, {len(header)} bytes")
+    return header.decode(errors="backslashreplace")
 
 
 def _version(header: bytes | None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -20,35 +21,57 @@ class Halted:
     retry: bool
 
 
-class Planner:
-    """Walks the records of a batch in order and keeps what follows from each for those behind it."""
+Planned = tuple[Item, Disposition]
 
-    def __init__(self, processor: Processor, known: Known) -> None:
+
+class Planner:
+    """Walks records in order and keeps what follows from each for those behind it.
+
+    Args:
+        known: what the database says of their lanes and events.
+        from_jobs: the records are jobs already, so none of them can halt a partition.
+    """
+
+    def __init__(self, processor: Processor, known: Known, *, from_jobs: bool = False) -> None:
         self._versions = dict(known.versions)
         self._waiting = {lane: set(versions) for lane, versions in known.waiting.items()}
         self._seen = set(known.seen)
         self._strict = processor.versions == "strict"
         self._latest = processor.versions == "latest"
-        self._by_key = processor.ordering == "key"
-        self._in_place = processor.ordering == "partition"
-        self._attempts = processor.retry.attempts
+        self._has_lanes = processor.has_lanes
+        self._in_place = processor.ordering == "partition" and not from_jobs
         self.halted: dict[tuple[str, int], Halted] = {}
         self.advanced: dict[Lane, int] = {}
         self.received: list[str] = []
 
-    def plan(self, items: Iterable[Item]) -> list[tuple[Item, Disposition]]:
+    def fork(self) -> Planner:
+        """A planner that goes on from here, and leaves this one as it is."""
+        other = copy(self)
+        other._versions = dict(self._versions)  # noqa: SLF001 - its own kind
+        other._waiting = {lane: set(versions) for lane, versions in self._waiting.items()}  # noqa: SLF001
+        other._seen = set(self._seen)  # noqa: SLF001
+        other.halted, other.advanced = dict(self.halted), dict(self.advanced)
+        other.received = list(self.received)
+        return other
+
+    @property
+    def open_lanes(self) -> list[Lane]:
+        """Lanes that went forward and in which something waits."""
+        return [lane for lane in self.advanced if lane in self._waiting]
+
+    def plan(self, items: Iterable[Item]) -> list[Planned]:
         """Each record with what becomes of it; records from a halted partition's halt on are left out."""
         planned = []
         for item in items:
             record = item.record
             if self.halted and (record.topic, record.partition) in self.halted:
                 continue
-            disposition = self.dispose(item)
+            disposition = self._dispose(item)
             if disposition is not None:
                 planned.append((item, disposition))
         return planned
 
-    def dispose(self, item: Item) -> Disposition | None:
+    def _dispose(self, item: Item) -> Disposition | None:
         """What becomes of the next record; None where it halts its partition."""
         lane = (item.record.topic, item.record.key)
         before = self._before(item, lane)
@@ -63,20 +86,18 @@ class Planner:
                 self._passed(item, lane)
                 return Disposition.FILTERED
             case Fail():
-                return self.failed(item, decision)
+                return self._failed(item, decision, lane)
             case Stop(reason=reason):
                 self._halt(item, reason, retry=False)
                 return None
             case _:
                 assert_never(decision)
 
-    def failed(self, item: Item, decision: Fail) -> Disposition | None:
-        """What becomes of a record that did not pass, here or in the database."""
-        failure, lane = decision.failure, (item.record.topic, item.record.key)
-        if failure.permanent or self._attempts <= 1:
+    def _failed(self, item: Item, decision: Fail, lane: Lane) -> Disposition | None:
+        if decision.failure.permanent or item.attempts_left < 1:
             return Disposition.DEAD
         if self._in_place:
-            self._halt(item, failure.message, retry=True)
+            self._halt(item, decision.failure.message, retry=True)
             return None
         self._waits(item, lane)
         return Disposition.RETRIED
@@ -93,13 +114,13 @@ class Planner:
         return self._behind(item, lane) if lane in self._waiting else None
 
     def _by_version(self, item: Item, lane: Lane) -> Disposition | None:
-        waiting = self._waiting.get(lane, ())
         standing = standing_of(item.version, self._versions.get(lane, 0), strict=self._strict)
         if standing is Disposition.STALE:
             return standing
-        if item.version in waiting:
+        waiting = self._waiting.get(lane)
+        if waiting is not None and item.version in waiting:
             return Disposition.DUPLICATE
-        if standing is Disposition.BEHIND or (self._latest and waiting):
+        if standing is Disposition.BEHIND or (self._latest and waiting is not None):
             return self._behind(item, lane)
         return None
 
@@ -108,7 +129,7 @@ class Planner:
         return Disposition.BEHIND
 
     def _waits(self, item: Item, lane: Lane) -> None:
-        if self._by_key:
+        if self._has_lanes:
             self._waiting.setdefault(lane, set()).add(item.version)
 
     def _passed(self, item: Item, lane: Lane) -> None:

@@ -18,13 +18,13 @@ from streams.broker import kafka
 from streams.broker.types import KafkaException, TopicPartition
 from streams.consume.database import Database
 from streams.consume.dispatch import Dispatcher
-from streams.consume.runner import Outcome, Runner
+from streams.consume.runner import Runner
 from streams.errors import ConfigurationError, Fenced, ServerUnavailable
 from streams.jobs.letters import WakeUp, wake_up
 from streams.observe import metrics
 from streams.settings import Settings
 from streams.stores.jobs import Job
-from streams.stores.postgres import CONNECTION_ERRORS, REPEATABLE_ERRORS, UNDEFINED_ERRORS, clock_milliseconds
+from streams.stores.postgres import DATABASE_ERRORS, Fault, clock_milliseconds, fault_of
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +33,8 @@ _FETCH = 500
 # How many wake-ups are held in memory; further ones stay in the topic, and the sweeper keeps their time.
 _HELD = 20_000
 _GRACE_SECONDS = 2.0
+_TURN_SECONDS = 5.0
+_PUT_OFF_MS = 5_000
 
 Partition = tuple[str, int]
 
@@ -107,21 +109,34 @@ class RetryWorker:
             self._database.close()
 
     def _turn(self) -> None:
-        self._fetch()
+        self._fetch(min(_POLL_SECONDS, self._seconds_to_next()))
         try:
             self._wake_due()
             self._sweep()
-        except (*CONNECTION_ERRORS, *REPEATABLE_ERRORS, Fenced) as error:
-            logger.info("%s: retries wait: %s", self._processor.group, str(error).strip())
-            self._recover()
-        except (ConfigurationError, *UNDEFINED_ERRORS) as error:
-            logger.error("%s: retries stand still: %s", self._processor.group, str(error).strip())  # noqa: TRY400
-            self._recover()
-            self._stop.wait(1.0)
+        except (ConfigurationError, Fenced) as error:
+            self._stand_still(error)
+        except DATABASE_ERRORS as error:
+            if fault_of(error) in (Fault.SCHEMA, Fault.RECORD):
+                self._stand_still(error)
+            else:
+                logger.info("%s: retries wait: %s", self._processor.group, str(error).strip())
+                self._recover()
+        self._limit()
         self._commit()
 
-    def _fetch(self) -> None:
-        first = self._consumer.poll(min(_POLL_SECONDS, self._seconds_to_next()))
+    def _stand_still(self, error: BaseException) -> None:
+        logger.error("%s: a retry cannot be run: %s", self._processor.group, str(error).strip())
+        self._put_off_first()
+        self._recover()
+
+    def _put_off_first(self) -> None:
+        """Lets the others go first: the wake-up that failed comes again in a while."""
+        if self._heap:
+            due, partition, offset, wanted = heapq.heappop(self._heap)
+            heapq.heappush(self._heap, (due + _PUT_OFF_MS, partition, offset, wanted))
+
+    def _fetch(self, seconds: float) -> None:
+        first = self._consumer.poll(seconds)
         if first is None:
             return
         for message in (first, *self._consumer.consume(_FETCH, 0)):
@@ -130,7 +145,6 @@ class RetryWorker:
                 logger.warning("%s: %s", self._processor.group, error.str())
                 continue
             self._hold(message)
-        self._limit()
 
     def _hold(self, message: Any) -> None:
         record = kafka.record_of(message)
@@ -147,15 +161,22 @@ class RetryWorker:
         heapq.heappush(self._heap, (wanted.due, partition, record.offset, wanted))
 
     def _limit(self) -> None:
+        """Stops reading while too many wake-ups are held; asked every turn, since partitions come and go."""
         full = len(self._heap) >= _HELD
-        if full and not self._paused:
+        if full:
             self._consumer.pause(self._consumer.assignment())
-        elif self._paused and not full:
+        elif self._paused:
             self._consumer.resume(self._consumer.assignment())
         self._paused = full
 
     def _wake_due(self) -> None:
-        while self._heap and self._heap[0][0] <= self._now() and not self._stop.is_set():
+        until = time.monotonic() + _TURN_SECONDS  # then the consumer is polled again, or the group evicts it
+        while (
+            self._heap
+            and self._heap[0][0] <= self._now()
+            and time.monotonic() < until
+            and not self._stop.is_set()
+        ):
             _, partition, offset, wanted = self._heap[0]
             # A partition that was given up has its wake-ups elsewhere now.
             if self._outstanding.holds(partition, offset):
@@ -165,7 +186,7 @@ class RetryWorker:
 
     def _wake(self, job_id: int, attempt: int) -> None:
         outcome = self._runner.wake(job_id, attempt, self._observe)
-        if outcome is not Outcome.NOT_DUE:
+        if outcome is not None:
             metrics.RETRIES.labels(self._processor.group, outcome.value).inc()
 
     def _observe(self, job: Job) -> None:
@@ -176,10 +197,13 @@ class RetryWorker:
             return
         self._sweep_at = time.monotonic() + self._settings.sweep_seconds
         self._read_clock()
+        until = time.monotonic() + _TURN_SECONDS
         for job_id, attempt in self._runner.overdue(_GRACE_SECONDS):
             self._wake(job_id, attempt)
+            if time.monotonic() > until:
+                return
         for lane in self._runner.ready_lanes():
-            while self._runner.drain(lane) and not self._stop.is_set():
+            while self._runner.drain(lane) and time.monotonic() < until and not self._stop.is_set():
                 pass
 
     def _recover(self) -> None:
@@ -187,11 +211,11 @@ class RetryWorker:
             try:
                 self._database.ensure()
                 self._use_connection()
-            except (*CONNECTION_ERRORS, ServerUnavailable) as error:
+            except (*DATABASE_ERRORS, ServerUnavailable) as error:
                 logger.warning(
                     "%s: retries wait for the database: %s", self._processor.group, str(error).strip()
                 )
-                self._database.wait(self._fetch)
+                self._database.wait(lambda: self._fetch(_POLL_SECONDS))
                 continue
             return
 

@@ -1,46 +1,35 @@
-"""Runs a job that waited, and those that waited behind it, in one transaction."""
+"""Runs a job that waited, and those that waited behind it.
+
+Handlers run before the transaction, as they do for a batch: a slow one holds no lock.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from enum import StrEnum
-from typing import assert_never
+import time
+from collections.abc import Callable, Sequence
 
 from streams.app import Processor
-from streams.consume.dispatch import Apply, Dispatcher, Fail, Filter, Item, Stop
-from streams.consume.failures import refusal
-from streams.consume.plan import standing_of
-from streams.dispositions import Disposition, Lane
+from streams.consume.apply import Applier
+from streams.consume.dispatch import Dispatcher, Fail, Item, Stop
+from streams.consume.plan import Planned, Planner
+from streams.dispositions import Disposition, Known, Lane
 from streams.errors import Failure
 from streams.jobs import letters
 from streams.points import reach
-from streams.stores.effects import EffectWriter
 from streams.stores.jobs import Job, Jobs
 from streams.stores.ledger import Ledger
-from streams.stores.outbox import insert_messages
-from streams.stores.postgres import DATA_ERRORS, Connection
+from streams.stores.outbox import OutboxMessage, insert_messages
+from streams.stores.postgres import Connection
 
-# How many jobs of a lane run in one transaction before it commits and begins another.
+# How many jobs of a lane run in one transaction, and for how long their handlers may take before it begins.
 _LANE_BATCH = 200
+_DECIDE_SECONDS = 2.0
 
-
-class Outcome(StrEnum):
-    """What a run came to."""
-
-    APPLIED = "applied"
-    STALE = "stale"
-    FILTERED = "filtered"
-    WAITS = "waits"  # an earlier version is still missing
-    RETRY = "retry"
-    DEAD = "dead"
-    NOT_DUE = "not_due"  # done already, taken by another, or not yet due
-
-
-_PASSED = (Outcome.APPLIED, Outcome.STALE, Outcome.FILTERED)
+_PASSED = frozenset({Disposition.APPLIED, Disposition.STALE, Disposition.FILTERED, Disposition.DUPLICATE})
 
 
 class Runner:
-    """Runs jobs of one processor on one connection."""
+    """Runs jobs of one processor on one connection, which is in autocommit."""
 
     def __init__(
         self, connection: Connection, processor: Processor, dispatcher: Dispatcher, worker: str
@@ -50,37 +39,43 @@ class Runner:
         self._dispatcher = dispatcher
         self._jobs = Jobs(connection, processor.group, worker)
         self._ledger = Ledger(connection, processor.group)
-        self._writer = EffectWriter(connection)
+        self._applier = Applier(connection)
 
-    def wake(self, job_id: int, attempt: int, observe: Callable[[Job], None] = lambda _: None) -> Outcome:
-        """Runs a job if it still waits after this attempt, then what waited behind it.
+    def wake(
+        self, job_id: int, attempt: int, observe: Callable[[Job], None] = lambda _: None
+    ) -> Disposition | None:
+        """Runs a job if it still waits after this attempt and is due, with what waits behind it.
 
         A wake-up that comes twice, late or after the sweeper finds nothing to do.
 
         Args:
             observe: is shown the job before it runs.
 
+        Returns:
+            What became of the job; None where there was nothing to do.
+
         Raises:
-            psycopg.OperationalError: the database is away; no attempt is spent.
+            psycopg.Error: the database is away; no attempt is spent.
         """
-        with self._connection.transaction():
-            self._connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
-            job = self._jobs.take(job_id, attempt)
-            if job is None:
-                return Outcome.NOT_DUE
-            observe(job)
-            outcome = self._run(job)
-            reach("retry.woken")
-            more = self._opens_lane(outcome) and self._run_lane(job.lane)
-        while more:
-            more = self.drain(job.lane)
-        return outcome
+        head = self._jobs.due(job_id, attempt)
+        if head is None:
+            return None
+        observe(head)
+        behind = self._jobs.lane(head.lane, _LANE_BATCH - 1) if self._processor.has_lanes else []
+        planned = self._run([head, *behind])
+        if not planned:
+            return None
+        if self._processor.has_lanes and self._passes(planned[-1][1]):
+            while self.drain(head.lane):
+                pass
+        return planned[0][1]
 
     def drain(self, lane: Lane) -> bool:
-        """Runs what waits in a lane, as far as it can go; answers whether there may be more."""
-        with self._connection.transaction():
-            self._connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
-            return self._run_lane(lane)
+        """Runs what waits in a lane, as far as it can go at once; answers whether there may be more."""
+        if self._jobs.has_head(lane):
+            return False
+        planned = self._run(self._jobs.lane(lane, _LANE_BATCH))
+        return bool(planned) and self._passes(planned[-1][1])
 
     def overdue(self, grace_seconds: float, limit: int = 500) -> list[tuple[int, int]]:
         """Jobs whose wake-up should have come by now."""
@@ -90,85 +85,77 @@ class Runner:
         """Lanes whose waiting jobs could run, and that nobody ran: their runner died after its commit."""
         return self._jobs.ready_lanes(limit, strict=self._processor.versions == "strict")
 
-    def _opens_lane(self, outcome: Outcome) -> bool:
-        if self._processor.ordering != "key":
-            return False
+    def _passes(self, disposition: Disposition) -> bool:
+        """Whether what waits behind such a job may run."""
         # Where full states replace one another, those behind a dead letter need not wait for it.
-        return outcome in _PASSED or (outcome is Outcome.DEAD and self._processor.versions != "strict")
-
-    def _run_lane(self, lane: Lane) -> bool:
-        for _ in range(_LANE_BATCH):
-            if self._jobs.has_head(lane):
-                return False
-            job = self._jobs.next_in_lane(lane)
-            if job is None or not self._opens_lane(self._run(job)):
-                return False
-        return True
-
-    def _run(self, job: Job) -> Outcome:
-        self._jobs.start(job)
-        item = self._dispatcher.decide(job.record)
-        match self._standing(job, item):
-            case Disposition.STALE:
-                return self._complete(job, Outcome.STALE)
-            case Disposition.BEHIND:
-                self._jobs.give_back(job)
-                return Outcome.WAITS
-            case _:
-                return self._finish(job, item)
-
-    def _standing(self, job: Job, item: Item) -> Disposition | None:
-        if self._processor.versions == "none" or not item.version:
-            return None
-        known = self._ledger.know([job.lane], [], versions=True, waiting=False)
-        return standing_of(
-            item.version, known.versions.get(job.lane, 0), strict=self._processor.versions == "strict"
+        return disposition in _PASSED or (
+            disposition is Disposition.DEAD and self._processor.versions != "strict"
         )
 
-    def _finish(self, job: Job, item: Item) -> Outcome:
-        match item.decision:
-            case Apply() as decision:
-                return self._apply(job, item, decision)
-            case Filter():
-                self._advance(job, item)
-                return self._complete(job, Outcome.FILTERED)
-            case Fail(failure=failure):
-                return self._fail(job, failure)
-            case Stop(reason=reason):
-                # A job has no partition to stop; it waits, and its lane with it, until its attempts are spent.
-                return self._fail(job, Failure("Halt", reason, "halt", permanent=False))
-            case _:
-                assert_never(item.decision)
+    def _run(self, jobs: Sequence[Job]) -> list[Planned]:
+        """Settles jobs of one lane in one transaction; answers what became of those it got to."""
+        items = self._decide(jobs)
+        if not items:
+            return []
+        with self._connection.transaction():
+            self._connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+            # Another runner may have been faster: what is left then begins behind what it moved, and must wait.
+            locked = self._jobs.lock(jobs[: len(items)])
+            if not locked:
+                return []
+            planner = Planner(self._processor, self._know(locked[0].lane), from_jobs=True)
+            planner, planned = self._applier.apply(planner, items[: len(locked)])
+            self._ledger.advance(planner.advanced)
+            self._record(locked, planned)
+            reach("retry.woken")
+        return planned
 
-    def _apply(self, job: Job, item: Item, decision: Apply) -> Outcome:
-        try:
-            with self._connection.transaction():
-                self._writer.apply(decision.effects)
-                insert_messages(self._connection, decision.messages)
-        except DATA_ERRORS as error:
-            return self._fail(job, refusal(error))
-        self._advance(job, item)
-        return self._complete(job, Outcome.APPLIED)
+    def _decide(self, jobs: Sequence[Job]) -> list[Item]:
+        items: list[Item] = []
+        until = time.monotonic() + _DECIDE_SECONDS
+        for job in jobs:
+            item = self._dispatcher.decide(job.record)
+            item.attempts_left = job.max_attempts - job.attempt_count - 1
+            if isinstance(item.decision, Stop):
+                # A job has no partition to stop: its lane waits, until its attempts are spent.
+                item.decision = Fail(Failure("Halt", item.decision.reason, "halt", permanent=False))
+            items.append(item)
+            if time.monotonic() > until:
+                break
+        return items
 
-    def _advance(self, job: Job, item: Item) -> None:
-        if self._processor.versions != "none" and item.version:
-            self._ledger.advance({job.lane: item.version})
+    def _know(self, lane: Lane) -> Known:
+        topic, key = lane
+        if key is None or self._processor.versions == "none":
+            return Known()
+        return Known(versions=self._ledger.versions(topic, [key]))
 
-    def _complete(self, job: Job, outcome: Outcome) -> Outcome:
-        self._jobs.complete(job, outcome.value)
-        return outcome
+    def _record(self, jobs: Sequence[Job], planned: Sequence[Planned]) -> None:
+        """Writes what became of the jobs, and the letters of those that failed."""
+        moved = [
+            (job, item, disposition)
+            for job, (item, disposition) in zip(jobs, planned, strict=True)
+            if disposition is not Disposition.BEHIND or job.status == "retry"
+        ]
+        self._jobs.start([job for job, _, _ in moved])
+        self._jobs.complete(
+            [(job, disposition.value) for job, _, disposition in moved if disposition in _PASSED]
+        )
+        messages = []
+        for job, item, disposition in moved:
+            if disposition is Disposition.BEHIND:
+                self._jobs.give_back(job)
+            elif isinstance(item.decision, Fail) and disposition not in _PASSED:
+                messages.append(self._fail(job, item.decision.failure, disposition))
+        insert_messages(self._connection, messages)
 
-    def _fail(self, job: Job, failure: Failure) -> Outcome:
+    def _fail(self, job: Job, failure: Failure, disposition: Disposition) -> OutboxMessage:
         attempts = job.attempt_count + 1
-        if failure.permanent or attempts >= job.max_attempts:
+        if disposition is Disposition.DEAD:
             self._jobs.fail(job, "dead_letter", failure, 0)
-            message = letters.dead(self._processor, job.record, job.id, attempts, failure)
-            outcome = Outcome.DEAD
-        else:
-            retry = self._processor.retry
-            delay = retry.delay(attempts) if failure.delay_seconds is None else failure.delay_seconds
-            due = self._jobs.fail(job, "retry", failure, delay)
-            message = letters.retry(self._processor, job.record, job.id, attempts, due, delay)
-            outcome = Outcome.RETRY
-        insert_messages(self._connection, [message])
-        return outcome
+            return letters.dead(self._processor, job.record, job.id, attempts, failure)
+        delay = (
+            self._processor.retry.delay(attempts) if failure.delay_seconds is None else failure.delay_seconds
+        )
+        due = self._jobs.fail(job, "retry", failure, delay)
+        return letters.retry(self._processor, job.record, job.id, attempts, due, delay)

@@ -10,19 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streams.app import Processor
-from streams.consume.dispatch import Apply, Fail, Item
-from streams.consume.failures import refusal
-from streams.consume.plan import Halted, Planner
+from streams.consume.apply import Applier
+from streams.consume.dispatch import MAX_INDEXED_BYTES, Fail, Item
+from streams.consume.plan import Halted, Planned, Planner
 from streams.dispositions import Disposition, Known, Lane
-from streams.errors import Failure
 from streams.event import Record
 from streams.jobs import letters
 from streams.points import reach
-from streams.stores.effects import EffectWriter
 from streams.stores.jobs import Jobs, NewJob, Status
 from streams.stores.ledger import Claim, Ledger, Move
 from streams.stores.outbox import OutboxMessage, insert_messages
-from streams.stores.postgres import DATA_ERRORS, Connection
+from streams.stores.postgres import Connection
 
 Partition = tuple[str, int]
 
@@ -58,7 +56,7 @@ class Settler:
         self._processor = processor
         self._ledger = Ledger(connection, processor.group)
         self._jobs = Jobs(connection, processor.group, worker)
-        self._writer = EffectWriter(connection)
+        self._applier = Applier(connection)
 
     def settle(self, items: Sequence[Item], claims: dict[Partition, Claim]) -> Settled:
         """Commits what the items came to.
@@ -70,7 +68,7 @@ class Settler:
         Raises:
             Fenced: a partition has another owner; nothing was committed.
             ConfigurationError: an effect names what the database does not have; nothing was committed.
-            psycopg.OperationalError: the database is away, or asks for the transaction to be repeated.
+            psycopg.Error: the database is away, or asks for the transaction to be repeated.
         """
         with self._connection.transaction():
             # A constraint that is checked only at commit could no longer be laid at one record's door.
@@ -78,8 +76,7 @@ class Settler:
             reach("consume.in_transaction")
             positions = self._ledger.lock([claims[partition] for partition in _partitions(items)])
             fresh = [item for item in items if item.record.offset >= positions[_partition(item.record)]]
-            known = self._know(fresh)
-            planner, planned = self._apply(fresh, known)
+            planner, planned = self._applier.apply(Planner(self._processor, self._know(fresh)), fresh)
             self._ledger.advance(planner.advanced)
             self._ledger.receive(planner.received)
             self._keep(planned, claims)
@@ -89,59 +86,30 @@ class Settler:
             positions={(move.claim.topic, move.claim.partition): move.next_offset for move in moves},
             counts=Counter(disposition for _, disposition in planned),
             halted=planner.halted,
-            open_lanes=[lane for lane in planner.advanced if lane in known.waiting],
+            open_lanes=planner.open_lanes,
         )
 
     def _know(self, items: Sequence[Item]) -> Known:
-        versioned = self._processor.versions != "none"
-        lanes = {(item.record.topic, item.record.key) for item in items}
-        return self._ledger.know(
-            lanes,
-            [] if versioned else [item.event_id for item in items],
-            versions=versioned,
-            waiting=self._processor.ordering == "key",
-        )
+        """What the database says about the lanes and events of these records."""
+        known = Known()
+        by_topic: dict[str, dict[bytes, list[int]]] = {}
+        for item in items:
+            if item.record.key is not None and len(item.record.key) <= MAX_INDEXED_BYTES:
+                by_topic.setdefault(item.record.topic, {}).setdefault(item.record.key, []).append(
+                    item.version
+                )
+        for topic, keys in by_topic.items():
+            # The jobs first: their locks wait for a runner, and what it committed is then seen below.
+            if self._processor.has_lanes:
+                versions = sorted({version for each in keys.values() for version in each if version})
+                known.waiting.update(self._ledger.waiting(topic, list(keys), versions))
+            if self._processor.versions != "none":
+                known.versions.update(self._ledger.versions(topic, list(keys)))
+        if self._processor.versions == "none" and items:
+            known.seen.update(self._ledger.seen([item.event_id for item in items]))
+        return known
 
-    def _apply(self, items: Sequence[Item], known: Known) -> tuple[Planner, list[tuple[Item, Disposition]]]:
-        """Applies the effects of all that pass; those the database refuses fail, and the rest is planned again."""
-        while True:
-            planner = Planner(self._processor, known)
-            planned = planner.plan(items)
-            passed = [item for item, disposition in planned if disposition is Disposition.APPLIED]
-            try:
-                with self._connection.transaction():
-                    self._write(passed)
-            except DATA_ERRORS:
-                for item, failure in self._refused(passed):
-                    item.decision = Fail(failure)
-                continue
-            return planner, planned
-
-    def _refused(self, items: Sequence[Item]) -> list[tuple[Item, Failure]]:
-        """Which records' effects the database refuses: found by halving, with the others' effects in place."""
-        found: list[tuple[Item, Failure]] = []
-        with self._connection.transaction(force_rollback=True):
-            self._bisect(items, found)
-        return found
-
-    def _bisect(self, items: Sequence[Item], found: list[tuple[Item, Failure]]) -> None:
-        try:
-            with self._connection.transaction():
-                self._write(items)
-        except DATA_ERRORS as error:
-            if len(items) == 1:
-                found.append((items[0], refusal(error)))
-                return
-            middle = len(items) // 2
-            self._bisect(items[:middle], found)
-            self._bisect(items[middle:], found)
-
-    def _write(self, items: Sequence[Item]) -> None:
-        applied = [item.decision for item in items if isinstance(item.decision, Apply)]
-        self._writer.apply(effect for decision in applied for effect in decision.effects)
-        insert_messages(self._connection, [message for decision in applied for message in decision.messages])
-
-    def _keep(self, planned: Sequence[tuple[Item, Disposition]], claims: dict[Partition, Claim]) -> None:
+    def _keep(self, planned: Sequence[Planned], claims: dict[Partition, Claim]) -> None:
         """Writes a job for each record that did not pass, and the outbox row that sends it on its way."""
         messages: list[OutboxMessage] = []
         for item, disposition in planned:
@@ -182,7 +150,7 @@ def _partitions(items: Sequence[Item]) -> list[Partition]:
 
 
 def _moves(
-    planned: Sequence[tuple[Item, Disposition]],
+    planned: Sequence[Planned],
     positions: dict[Partition, int],
     claims: dict[Partition, Claim],
 ) -> list[Move]:

@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from streams.app import Processor
@@ -68,9 +69,12 @@ class Supervisor:
     def _keep_running(self, name: str, loop: Callable[[], None]) -> None:
         delay = _FIRST_DELAY_SECONDS
         while not self._stop.is_set():
+            began = time.monotonic()
             try:
                 loop()
             except Exception:  # one loop's end must not be the others'
+                if time.monotonic() - began > _LONGEST_DELAY_SECONDS:
+                    delay = _FIRST_DELAY_SECONDS
                 logger.exception("%s fell; it begins again in %.0f s", name, delay)
                 self._stop.wait(delay)
                 delay = min(delay * 2, _LONGEST_DELAY_SECONDS)

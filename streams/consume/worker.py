@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from streams.app import Processor
@@ -18,16 +19,18 @@ from streams.consume.plan import Halted
 from streams.consume.runner import Runner
 from streams.consume.settle import Partition, Settled, Settler
 from streams.dispositions import Disposition
-from streams.errors import ConfigurationError, Fenced, ServerUnavailable, StreamsError
+from streams.errors import ConfigurationError, Fenced, ServerUnavailable
 from streams.observe import metrics
 from streams.points import reach
 from streams.settings import Settings
-from streams.stores.postgres import CONNECTION_ERRORS, REPEATABLE_ERRORS, UNDEFINED_ERRORS
+from streams.stores.postgres import DATABASE_ERRORS, Fault, fault_of
 
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
 _MISCONFIGURED_SECONDS = 5.0
+_SERVER_SECONDS = 0.2
+_DECIDE_SECONDS = 5.0
 
 
 class Worker:
@@ -88,19 +91,31 @@ class Worker:
             return
         started = time.monotonic()
         reach("consume.fetched")
-        items = [self._dispatcher.decide(kafka.record_of(message)) for message in messages]
+        items = self._decide(messages)
         reach("consume.decided")
         settled = self._settle(items)
         if settled is not None:
             metrics.BATCH_SECONDS.labels(self._processor.group).observe(time.monotonic() - started)
             self._after(settled)
+        if settled is not None and len(items) < len(messages):
+            self._recover(self._resync)  # what there was no time for comes again
+
+    def _decide(self, messages: Sequence[Any]) -> list[Item]:
+        """Decided records, as many as a slow handler allows: a group evicts a member that does not poll in time."""
+        items: list[Item] = []
+        until = time.monotonic() + _DECIDE_SECONDS
+        for message in messages:
+            items.append(self._dispatcher.decide(kafka.record_of(message)))
+            if time.monotonic() > until:
+                break
+        return items
 
     def _fetch(self) -> list[Any]:
         # consume() waits for its whole timeout when there are fewer records than asked for; poll() returns at the first.
         first = self._consumer.poll(_POLL_SECONDS)
         rest = []
         if first is not None and self._settings.batch_size > 1:
-            rest = self._consumer.consume(self._settings.batch_size - 1, 0)
+            rest = self._consumer.consume(self._settings.batch_size - 1, self._settings.linger_ms / 1000)
         self._assignment.raise_failure()
         if first is None:
             return []
@@ -112,10 +127,16 @@ class Worker:
         if error is None:
             return True
         if error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001 - its public name
-            raise StreamsError(
-                f"{self._processor.group}: the fence of {message.topic()}/{message.partition()} lies outside the topic "
-                f"({error.str()}): records were deleted before they were read, and nothing is skipped unasked"
+            place = f"{message.topic()}/{message.partition()}"
+            logger.error(
+                "%s stands still at %s: its fence lies outside the topic (%s); records were deleted before they were "
+                "read, and nothing is skipped unasked",
+                self._processor.group,
+                place,
+                error.str(),
             )
+            self._assignment.pause(self._consumer, kafka.partition_of(message), None, float("inf"))
+            return False
         if error.fatal():
             raise Rejoin(f"the Kafka client cannot go on: {error.str()}")
         logger.warning("%s: %s", self._processor.group, error.str())
@@ -125,20 +146,34 @@ class Worker:
         """The committed batch, or None where its records will come again."""
         try:
             return self._settler.settle(items, self._assignment.claims)
-        except REPEATABLE_ERRORS as error:
-            logger.info("%s: repeating a batch: %s", self._processor.group, type(error).__name__)
-            self._recover(lambda: self._assignment.resync(self._consumer))
-        except CONNECTION_ERRORS as error:
-            logger.warning("%s: the database is away: %s", self._processor.group, str(error).strip())
-            self._recover(lambda: self._assignment.resync(self._consumer))
-        except (ConfigurationError, *UNDEFINED_ERRORS) as error:
-            logger.error("%s stands still: %s", self._processor.group, str(error).strip())  # noqa: TRY400
-            self._recover(
-                lambda: self._assignment.resync(self._consumer, pause_seconds=_MISCONFIGURED_SECONDS)
-            )
+        except ConfigurationError as error:
+            self._stand_still(error)
+        except DATABASE_ERRORS as error:
+            self._database_failed(error)
         return None
 
-    def _recover(self, then: Any) -> None:
+    def _database_failed(self, error: BaseException) -> None:
+        match fault_of(error):
+            case Fault.REPEAT:
+                logger.info("%s: repeating: %s", self._processor.group, type(error).__name__)
+                self._recover(self._resync)
+            case Fault.SERVER:
+                logger.warning("%s: the database is away: %s", self._processor.group, str(error).strip())
+                # A server that answers, and cannot go on (out of disk, say), is not asked again at once.
+                self._stop.wait(_SERVER_SECONDS)
+                self._recover(self._resync)
+            case Fault.SCHEMA | Fault.RECORD:
+                self._stand_still(error)
+
+    def _stand_still(self, error: BaseException) -> None:
+        """Nothing can be done about it here, and nothing is skipped: says so, and tries again in a while."""
+        logger.error("%s stands still: %s", self._processor.group, str(error).strip())
+        self._recover(lambda: self._assignment.resync(self._consumer, pause_seconds=_MISCONFIGURED_SECONDS))
+
+    def _resync(self) -> None:
+        self._assignment.resync(self._consumer)
+
+    def _recover(self, then: Callable[[], None]) -> None:
         """Waits for the database as long as it takes; the group keeps its partitions, and no attempt is spent."""
         paused = False
         while not self._stop.is_set():
@@ -147,7 +182,7 @@ class Worker:
                 self._use_connection()
                 then()
                 break
-            except (*CONNECTION_ERRORS, ServerUnavailable) as error:
+            except (*DATABASE_ERRORS, ServerUnavailable) as error:
                 logger.warning("%s waits for the database: %s", self._processor.group, str(error).strip())
                 if not paused:
                     self._consumer.pause(self._consumer.assignment())
@@ -188,14 +223,18 @@ class Worker:
             logger.info("%s: offsets not committed: %s", self._processor.group, error.args[0].str())
 
     def _open_lanes(self, settled: Settled) -> None:
+        until = time.monotonic() + _DECIDE_SECONDS
         try:
             for lane in settled.open_lanes:
                 while self._runner.drain(lane):
                     pass
-        except (*CONNECTION_ERRORS, *REPEATABLE_ERRORS) as error:
-            # The jobs are in the table, and the sweeper finds lanes that could run.
+                if time.monotonic() > until:
+                    return  # the jobs are in the table, and the sweeper finds lanes that could run
+        except (ConfigurationError, Fenced) as error:
+            logger.info("%s: lanes are left to the sweeper: %s", self._processor.group, error)
+        except DATABASE_ERRORS as error:
             logger.info("%s: lanes are left to the sweeper: %s", self._processor.group, type(error).__name__)
-            self._recover(lambda: self._assignment.resync(self._consumer))
+            self._recover(self._resync)
 
     def _halt(self, partition: Partition, halted: Halted) -> None:
         record = halted.item.record

@@ -71,8 +71,8 @@ def plan(connection: Connection, processor: Processor, selection: Selection) -> 
     planned: dict[tuple[str, bytes | None], int] = {}
     ledger = Ledger(connection, processor.group)
     for job in select(connection, selection):
-        known = ledger.know([job.lane], [], versions=processor.versions != "none", waiting=False)
-        current = max(known.versions.get(job.lane, 0), planned.get(job.lane, 0))
+        applied = ledger.versions(job.topic, [job.key]) if job.key is not None else {}
+        current = max(applied.get(job.lane, 0), planned.get(job.lane, 0))
         expectation = _expect(processor, job, current)
         if expectation is Expectation.APPLY and job.version:
             planned[job.lane] = (

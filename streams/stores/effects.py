@@ -108,7 +108,9 @@ class EffectWriter:
         self._statements: dict[Group, sql.Composed] = {}
 
     def apply(self, effects: Iterable[DatabaseEffect]) -> None:
-        """Applies effects in their order, as far as anyone can tell.
+        """Applies effects in bulk: what they leave in each row is as if they had been applied in their order.
+
+        Rows of different tables are not: a constraint between them may refuse what, one after the other, can be done.
 
         Raises:
             ConfigurationError: a table or column does not exist.
@@ -120,6 +122,20 @@ class EffectWriter:
             else:
                 self._execute(phase)
 
+    def apply_by_row(self, effects: Iterable[DatabaseEffect]) -> None:
+        """Applies what is folded for each row by itself, in the order the rows were first named; raises the same."""
+        for phase in _phases(effects):
+            if isinstance(phase, dict):
+                for key, change in phase.items():
+                    self._write({key: change})
+            else:
+                self._execute(phase)
+
+    def apply_singly(self, effects: Iterable[DatabaseEffect]) -> None:
+        """Applies each effect by itself, exactly in their order; raises the same."""
+        for effect in effects:
+            self.apply([effect])
+
     def _execute(self, statements: Sequence[Execute]) -> None:
         with self._connection.cursor() as cursor:
             for statement in statements:
@@ -128,7 +144,7 @@ class EffectWriter:
     def _write(self, changes: dict[RowKey, Change]) -> None:
         deletes: dict[Group, list[tuple[Any, ...]]] = {}
         writes: dict[Group, list[tuple[Any, ...]]] = {}
-        for (table, key), change in sorted(changes.items(), key=_lock_order):
+        for (table, key), change in _in_lock_order(changes):
             names, values = tuple(name for name, _ in key), tuple(value for _, value in key)
             if change.deletes:
                 deletes.setdefault(("delete", table, names, (), ()), []).append(values)
@@ -214,10 +230,12 @@ def _phases(effects: Iterable[DatabaseEffect]) -> Iterator[dict[RowKey, Change] 
         yield statements
 
 
-def _lock_order(entry: tuple[RowKey, Change]) -> tuple[str, str]:
-    (table, key), _ = entry
-    # As text, since any order will do as long as every process uses the same.
-    return table, str(key)
+def _in_lock_order(changes: dict[RowKey, Change]) -> list[tuple[RowKey, Change]]:
+    """Tables as handlers first asked for them, a parent before its children; rows by key, the same in every process."""
+    rank: dict[str, int] = {}
+    for table, _ in changes:
+        rank.setdefault(table, len(rank))
+    return sorted(changes.items(), key=lambda entry: (rank[entry[0][0]], str(entry[0][1])))
 
 
 def _statement(group: Group, columns: Sequence[Column]) -> sql.Composed:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Literal
 
 from psycopg.rows import class_row
@@ -29,12 +31,10 @@ _COLUMNS = """
     created_at, updated_at, available_at, (extract(epoch FROM available_at) * 1000)::bigint AS due,
     extract(epoch FROM clock_timestamp() - available_at)::float AS late_seconds"""
 
-# SKIP LOCKED: a job that somebody else is running needs no second runner.
-_TAKE = f"""
+_DUE = f"""
 SELECT {_COLUMNS} FROM fencepost.job
 WHERE id = %(id)s AND consumer_group = %(group)s AND status = 'retry' AND attempt_count = %(attempt)s
-    AND available_at <= clock_timestamp() + interval '5 milliseconds'
-FOR UPDATE SKIP LOCKED"""  # noqa: S608 - a constant list of columns, here and below
+    AND available_at <= clock_timestamp() + interval '5 milliseconds'"""  # noqa: S608 - a constant list of columns
 
 _OVERDUE = """
 SELECT id, attempt_count FROM fencepost.job
@@ -42,10 +42,13 @@ WHERE consumer_group = %(group)s AND status = 'retry'
     AND available_at <= clock_timestamp() - make_interval(secs => %(grace)s)
 ORDER BY available_at LIMIT %(limit)s"""
 
-_NEXT_IN_LANE = f"""
+_LANE = f"""
 SELECT {_COLUMNS} FROM fencepost.job
 WHERE consumer_group = %(group)s AND topic = %(topic)s AND key IS NOT DISTINCT FROM %(key)s AND status = 'queued'
-ORDER BY version, record_offset LIMIT 1 FOR UPDATE"""  # noqa: S608
+ORDER BY version, id LIMIT %(limit)s"""  # noqa: S608
+
+_LOCK = """
+SELECT id, status, attempt_count FROM fencepost.job WHERE id = ANY(%(ids)s) ORDER BY version, id FOR UPDATE"""
 
 _HEAD_OF_LANE = """
 SELECT EXISTS (SELECT FROM fencepost.job
@@ -66,11 +69,12 @@ LIMIT %(limit)s"""
 
 _START = """
 UPDATE fencepost.job SET status = 'processing', attempt_count = attempt_count + 1, worker_id = %(worker)s,
-    updated_at = clock_timestamp() WHERE id = %(id)s"""
+    updated_at = clock_timestamp() WHERE id = ANY(%(ids)s)"""
 
-_FINISH = """
-UPDATE fencepost.job SET status = %(status)s, result = %(result)s, updated_at = clock_timestamp()
-WHERE id = %(id)s AND status = 'processing'"""
+_COMPLETE = """
+UPDATE fencepost.job j SET status = 'completed', result = done.result, updated_at = clock_timestamp()
+FROM unnest(%(ids)s::bigint[], %(results)s::text[]) AS done (id, result)
+WHERE j.id = done.id AND j.status = 'processing'"""
 
 _GIVE_BACK = """
 UPDATE fencepost.job SET status = 'queued', attempt_count = attempt_count - 1, updated_at = clock_timestamp()
@@ -191,13 +195,24 @@ class Jobs:
         assert row is not None, "an insert answers its row"  # noqa: S101
         return row[0], row[1]
 
-    def take(self, job_id: int, attempt: int) -> Job | None:
-        """Locks a job that waits after this attempt and is due; None where it is not, or is being run."""
-        return self._one(_TAKE, {"id": job_id, "group": self._group, "attempt": attempt})
+    def due(self, job_id: int, attempt: int) -> Job | None:
+        """A job that waits after this attempt and is due, not locked; None where it is not."""
+        parameters = {"id": job_id, "group": self._group, "attempt": attempt}
+        with self._connection.cursor(row_factory=class_row(Job)) as cursor:
+            return cursor.execute(_DUE, parameters).fetchone()
 
-    def next_in_lane(self, lane: Lane) -> Job | None:
-        """Locks the earliest job that waits in a lane."""
-        return self._one(_NEXT_IN_LANE, {"group": self._group, "topic": lane[0], "key": lane[1]})
+    def lane(self, lane: Lane, limit: int) -> list[Job]:
+        """What waits in a lane, in the order in which it must run, not locked."""
+        parameters = {"group": self._group, "topic": lane[0], "key": lane[1], "limit": limit}
+        with self._connection.cursor(row_factory=class_row(Job)) as cursor:
+            return cursor.execute(_LANE, parameters).fetchall()
+
+    def lock(self, jobs: Sequence[Job]) -> list[Job]:
+        """Locks jobs as they were read; answers those before the first that somebody has moved meanwhile."""
+        rows = self._connection.execute(_LOCK, {"ids": [job.id for job in jobs]})
+        found = {id: (status, attempts) for id, status, attempts in rows}
+        unmoved = takewhile(lambda job: found.get(job.id) == (job.status, job.attempt_count), jobs)
+        return list(unmoved)
 
     def has_head(self, lane: Lane) -> bool:
         """Whether a job of the lane is being retried, so that those behind it must wait."""
@@ -219,11 +234,13 @@ class Jobs:
             for row in self._connection.execute(query, {"group": self._group, "limit": limit})
         ]
 
-    def start(self, job: Job) -> None:
-        self._connection.execute(_START, {"id": job.id, "worker": self._worker})
+    def start(self, jobs: Sequence[Job]) -> None:
+        self._connection.execute(_START, {"ids": [job.id for job in jobs], "worker": self._worker})
 
-    def complete(self, job: Job, result: str) -> None:
-        self._connection.execute(_FINISH, {"id": job.id, "status": "completed", "result": result})
+    def complete(self, results: Sequence[tuple[Job, str]]) -> None:
+        """Ends started jobs, each with what it came to."""
+        ids, texts = [job.id for job, _ in results], [result for _, result in results]
+        self._connection.execute(_COMPLETE, {"ids": ids, "results": texts})
 
     def give_back(self, job: Job) -> None:
         """Puts a started job back to wait in its lane; the attempt does not count."""
@@ -249,10 +266,6 @@ class Jobs:
             {"id": job.id, "redrive_count": job.redrive_count, "plan": plan, "requested_by": requested_by},
         ).fetchone()
         return None if row is None else row[0]
-
-    def _one(self, query: str, parameters: dict[str, Any]) -> Job | None:
-        with self._connection.cursor(row_factory=class_row(Job)) as cursor:
-            return cursor.execute(query, parameters).fetchone()
 
 
 def find_jobs(connection: Connection, where: str, parameters: dict[str, Any], limit: int) -> list[Job]:

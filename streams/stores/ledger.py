@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from streams.dispositions import Disposition, Known, Lane
+from streams.dispositions import Disposition, Lane
 from streams.errors import Fenced
 from streams.stores.postgres import Connection
 
@@ -38,11 +38,22 @@ _VERSIONS = (
     "SELECT key, version FROM fencepost.progress WHERE consumer_group = %s AND topic = %s AND key = ANY(%b)"
 )
 
-# Locked against the runner of the lane: either it sees what is put behind it here, or this waits and sees it done.
+# The first job of each lane, locked against the lane's runner: either the runner sees what is put behind it here, or
+# this waits and sees it done. Only the first, since a lane may be long.
 _WAITING = """
-SELECT key, coalesce(version, 0) FROM fencepost.job
-WHERE consumer_group = %s AND topic = %s AND key = ANY(%b) AND status IN ('queued', 'processing', 'retry')
-ORDER BY id FOR SHARE"""
+SELECT key FROM fencepost.job
+WHERE status IN ('queued', 'processing', 'retry') AND id IN (
+    SELECT head.id FROM unnest(%b::bytea[]) AS lane (key) CROSS JOIN LATERAL (
+        SELECT id FROM fencepost.job j
+        WHERE j.consumer_group = %s AND j.topic = %s AND j.key = lane.key
+            AND j.status IN ('queued', 'processing', 'retry')
+        ORDER BY version, id LIMIT 1) AS head)
+ORDER BY key FOR SHARE"""
+
+_WAITING_VERSIONS = """
+SELECT key, version FROM fencepost.job
+WHERE consumer_group = %s AND topic = %s AND key = ANY(%b) AND version = ANY(%s)
+    AND status IN ('queued', 'processing', 'retry')"""
 
 _SEEN = "SELECT event_id FROM fencepost.inbox WHERE consumer_group = %s AND event_id = ANY(%s)"
 
@@ -94,7 +105,11 @@ class Ledger:
         """Raises a partition's epoch, which shuts out whoever had it; answers the position to seek to.
 
         ``first_offset`` is where a group begins that has never been there.
+
+        Raises:
+            psycopg.errors.LockNotAvailable: a transaction of the one who had it is still open; ask again later.
         """
+        self._connection.execute("SET LOCAL lock_timeout = '5s'")
         row = self._connection.execute(
             _CLAIM,
             {
@@ -150,29 +165,26 @@ class Ledger:
                     },
                 )
 
-    def know(
-        self, lanes: Iterable[Lane], event_ids: Sequence[str], *, versions: bool, waiting: bool
-    ) -> Known:
-        """What there is to know about lanes and events before deciding what becomes of their records."""
-        known = Known()
-        by_topic: dict[str, list[bytes]] = {}
-        for topic, key in lanes:
-            if key is not None:
-                by_topic.setdefault(topic, []).append(key)
-        with self._connection.cursor() as cursor:
-            for topic, keys in by_topic.items():
-                # The jobs first: their locks wait for a runner, and what it committed is then seen below.
-                if waiting:
-                    cursor.execute(_WAITING, (self._group, topic, keys))
-                    for key, version in cursor:
-                        known.waiting.setdefault((topic, key), set()).add(version)
-                if versions:
-                    cursor.execute(_VERSIONS, (self._group, topic, keys))
-                    known.versions.update({(topic, key): version for key, version in cursor})
-            if event_ids:
-                cursor.execute(_SEEN, (self._group, event_ids))
-                known.seen.update(event_id for (event_id,) in cursor)
-        return known
+    def versions(self, topic: str, keys: Sequence[bytes]) -> dict[Lane, int]:
+        """The version each lane of a topic has applied; lanes without one are absent."""
+        rows = self._connection.execute(_VERSIONS, (self._group, topic, keys))
+        return {(topic, key): version for key, version in rows}
+
+    def waiting(self, topic: str, keys: Sequence[bytes], versions: Sequence[int]) -> dict[Lane, set[int]]:
+        """The lanes of a topic in which jobs wait, locked against their runners, and which of these versions wait."""
+        # One key or thousands, the lookup is by the partial index of unfinished jobs, which is nearly always empty.
+        lanes = [key for (key,) in self._connection.execute(_WAITING, (keys, self._group, topic))]
+        found: dict[Lane, set[int]] = {(topic, key): set() for key in lanes}
+        if lanes and versions:
+            for key, version in self._connection.execute(
+                _WAITING_VERSIONS, (self._group, topic, lanes, versions)
+            ):
+                found[topic, key].add(version)
+        return found
+
+    def seen(self, event_ids: Sequence[str]) -> set[str]:
+        """Which of these events are in the inbox."""
+        return {event_id for (event_id,) in self._connection.execute(_SEEN, (self._group, event_ids))}
 
     def advance(self, versions: Mapping[Lane, int]) -> None:
         """Records the version each lane has applied.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any
 
 import psycopg
@@ -12,28 +13,55 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 DATABASE_ERRORS = (psycopg.Error,)
 
-# A server that is gone, restarting or unreachable; the same work may succeed on a new connection.
+# Of these the connection may be gone; what they mean inside a transaction is for fault_of to say.
 CONNECTION_ERRORS = (psycopg.OperationalError, psycopg.InterfaceError)
 
-# What the database says of one record's effects: the record fails, its neighbours do not.
-DATA_ERRORS = (psycopg.IntegrityError, psycopg.DataError, psycopg.errors.RaiseException)
 
-# The transaction met another one; the same work succeeds when it is repeated.
-REPEATABLE_ERRORS = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected)
+class Fault(Enum):
+    """Whose an error is."""
 
-# A table, column or function that is not there: every record would meet it, so none is to blame.
-UNDEFINED_ERRORS = (psycopg.ProgrammingError, psycopg.NotSupportedError)
+    RECORD = "record"  # one record's effects: it fails, its neighbours do not
+    REPEAT = "repeat"  # the transaction met another one; repeated, it succeeds
+    SCHEMA = "schema"  # a table, column or right that is not there: every record would meet it
+    SERVER = "server"  # the server is away, full, or shutting down; it passes
+
+
+# By the class, or the whole of SQLSTATE: https://www.postgresql.org/docs/current/errcodes-appendix.html
+_FAULTS = {
+    "08": Fault.SERVER,  # connection
+    "53": Fault.SERVER,  # out of disk, memory, connections
+    "57": Fault.SERVER,  # shutdown, cancelled
+    "58": Fault.SERVER,  # the system below
+    "XX": Fault.SERVER,  # data corrupted
+    "40": Fault.REPEAT,  # serialization, deadlock
+    "55": Fault.REPEAT,  # lock not available
+    "25P03": Fault.REPEAT,  # idle in transaction for too long
+    "3F": Fault.SCHEMA,
+    "42501": Fault.SCHEMA,
+    "42P01": Fault.SCHEMA,
+    "42703": Fault.SCHEMA,
+    "42883": Fault.SCHEMA,
+    "42P10": Fault.SCHEMA,  # ON CONFLICT without a fitting constraint
+}
+
+
+def fault_of(error: BaseException) -> Fault:
+    """Whose fault an error of psycopg is; what is not known to be wider is the record's."""
+    code = getattr(error, "sqlstate", None)
+    if code is None:
+        lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+        return Fault.SERVER if lost else Fault.RECORD
+    return _FAULTS.get(code) or _FAULTS.get(code[:2]) or Fault.RECORD
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether effects that were refused may be taken another time.
+    """Whether a record's effects that were refused may be taken another time.
 
     A foreign key may be satisfied once another event has arrived, and what a trigger raises is unknown; a value
     that does not fit its column or its check never will.
     """
-    return not isinstance(error, DATA_ERRORS) or isinstance(
-        error, psycopg.errors.ForeignKeyViolation | psycopg.errors.RaiseException
-    )
+    code = getattr(error, "sqlstate", None) or "22000"
+    return code == "23503" or code[:2] not in ("22", "23", "54")
 
 
 def connect(
@@ -41,13 +69,25 @@ def connect(
 ) -> Connection:
     """Connects; ``name`` shows in pg_stat_activity.
 
+    A frozen process must not hold its locks for ever, nor a broken network go unnoticed: the server ends a
+    transaction in which nothing happens for half a minute, and either side notices a silent peer in about as long.
+
     Raises:
         ServerUnavailable: with the server's own words and what to check.
     """
     try:
-        return psycopg.connect(
-            database_url, autocommit=autocommit, application_name=name, connect_timeout=max(2, int(seconds))
+        connection = psycopg.connect(
+            database_url,
+            autocommit=True,
+            application_name=name,
+            connect_timeout=max(2, int(seconds)),
+            keepalives_idle=10,
+            keepalives_interval=5,
+            keepalives_count=3,
+            tcp_user_timeout=30_000,
         )
+        connection.execute("SET idle_in_transaction_session_timeout = '30s'")
+        connection.autocommit = autocommit
     except psycopg.ProgrammingError as error:
         raise ConfigurationError(f"STREAMS_DATABASE_URL cannot be read: {error}") from error
     except psycopg.OperationalError as error:
@@ -55,6 +95,7 @@ def connect(
             f"PostgreSQL does not answer ({_first_line(error)}); "
             "check STREAMS_DATABASE_URL, or start local servers with: streams dev up"
         ) from error
+    return connection
 
 
 def require_migrated(connection: Connection, newest: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 import schemas
 from streams import App, Effects, Event, Retry, Topic, append
+from streams.consume import retries
 from streams.dev import servers
 from streams.dev.state import ServerName
 from streams.settings import Settings
@@ -21,7 +22,7 @@ from streams.topics import apply, plan
 from tests.chaos.app import TABLE, app
 from tests.chaos.audit import append_events, count, differences, is_clean
 from tests.processes import eventually, start, stop, streams
-from tests.running import one, running
+from tests.running import as_record, one, produce, running
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -42,7 +43,7 @@ def processor(settings: Settings, **extra: str) -> Iterator[Any]:
     try:
         yield process
     finally:
-        stop(process)
+        print(stop(process))  # pytest shows it where a test fails
 
 
 def clean(settings: Settings) -> None:
@@ -175,6 +176,48 @@ def test_retries_come_at_their_planned_times_and_other_keys_do_not_wait(settings
     )
     assert late[0] >= 0.39
     assert late[1] >= 0.79
+
+
+def test_a_handler_that_is_slow_for_a_whole_batch_keeps_its_membership(settings: Settings) -> None:
+    options = {"max.poll.interval.ms": "6000", "session.timeout.ms": "6000"}
+    impatient = settings.model_copy(update={"kafka_options": options, "group_protocol": "classic"})
+    slow = App(settings.slot, catalog=schemas.catalog, topics=[Topic("stock", partitions=1)])
+
+    @slow.projection("level", topics=["stock"])
+    def level(event: Event, effects: Effects) -> None:
+        threading.Event().wait(0.08)  # as a handler that computes would
+        effects.add("shop.stock_level", {"sku": event.resource_id}, on_hand=event.data.quantity)
+
+    apply(plan(slow, settings), settings)
+    records = [as_record("s", version, schemas.StockReceived(1)) for version in range(1, 101)]
+    produce(settings, f"{settings.topic_prefix}stock", records)
+    with running(impatient, slow, with_relay=False):
+        eventually(
+            lambda: one(settings, "SELECT on_hand FROM shop.stock_level") == 100, "all are applied", 40
+        )
+    assert one(settings, "SELECT epoch FROM fencepost.fence") == 1
+
+
+def test_more_retries_than_are_held_at_once_are_all_run(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retries, "_HELD", 20)
+    unswept = settings.model_copy(update={"sweep_seconds": 3600.0})
+    shaky = App(settings.slot, catalog=schemas.catalog, topics=[Topic("stock", partitions=1)])
+    failed: set[str] = set()
+
+    @shaky.projection("level", topics=["stock"], retry=Retry(base_seconds=1.0, jitter=0.5))
+    def level(event: Event, effects: Effects) -> None:
+        if event.id not in failed:
+            failed.add(event.id)
+            raise TimeoutError("the other side is busy")
+        effects.add("shop.stock_level", {"sku": "all"}, on_hand=1)
+
+    apply(plan(shaky, settings), settings)
+    records = [as_record(f"s{n}", 1, schemas.StockReceived(1)) for n in range(60)]
+    produce(settings, f"{settings.topic_prefix}stock", records)
+    with running(unswept, shaky):
+        eventually(lambda: one(settings, "SELECT on_hand FROM shop.stock_level") == 60, "all are run")
 
 
 def owners(connection: psycopg.Connection[Any]) -> set[str]:

@@ -12,7 +12,7 @@ import schemas
 from streams import App, Effects, Event, Permanent, Retry, Topic, Transient
 from streams.app import Processor
 from streams.consume.dispatch import Dispatcher, Item
-from streams.consume.runner import Outcome, Runner
+from streams.consume.runner import Runner
 from streams.consume.settle import Settled, Settler
 from streams.dispositions import Disposition
 from streams.errors import Fenced
@@ -60,7 +60,7 @@ class Bench:
         row = self.connection.execute(query).fetchone()
         return None if row is None else row[0]
 
-    def retry(self) -> list[Outcome]:
+    def retry(self) -> list[Disposition | None]:
         """Runs all that waits for another attempt, as if it were due."""
         self.connection.execute(
             "UPDATE fencepost.job SET available_at = clock_timestamp() WHERE status = 'retry'"
@@ -170,9 +170,9 @@ def test_a_failing_key_holds_only_itself_and_its_followers_apply_in_order(make: 
         Disposition.BEHIND: 1,
         Disposition.APPLIED: 1,
     }
-    assert bench.retry() == [Outcome.RETRY]
+    assert bench.retry() == [Disposition.RETRIED]
     failing.clear()
-    assert bench.retry() == [Outcome.APPLIED]
+    assert bench.retry() == [Disposition.APPLIED]
     assert bench.one("SELECT on_hand FROM level WHERE sku = 'a'") == 7 + 2 + 3 + 4
     assert bench.settle(received("a", 5)).counts == {Disposition.APPLIED: 1}
 
@@ -181,9 +181,9 @@ def test_a_record_that_fails_twice_and_then_succeeds_is_applied_once(make: Calla
     bench = make()
     failing.add(7)
     bench.settle(received("a", 1, 7))
-    assert bench.retry() == [Outcome.RETRY]
+    assert bench.retry() == [Disposition.RETRIED]
     failing.clear()
-    assert bench.retry() == [Outcome.APPLIED]
+    assert bench.retry() == [Disposition.APPLIED]
     assert bench.retry() == []
     assert bench.one("SELECT on_hand FROM level") == 7
     history = bench.one("SELECT array_agg(to_status ORDER BY at) FROM fencepost.job_history")
@@ -197,9 +197,9 @@ def test_a_wake_up_that_comes_twice_or_too_early_finds_nothing_to_do(make: Calla
     bench.settle(received("a", 1, 7))
     job = bench.one("SELECT id FROM fencepost.job")
     failing.clear()
-    assert bench.runner.wake(job, 1) is Outcome.NOT_DUE
-    assert bench.retry() == [Outcome.APPLIED]
-    assert bench.runner.wake(job, 1) is Outcome.NOT_DUE
+    assert bench.runner.wake(job, 1) is None
+    assert bench.retry() == [Disposition.APPLIED]
+    assert bench.runner.wake(job, 1) is None
     assert bench.one("SELECT on_hand FROM level") == 7
 
 
@@ -209,7 +209,7 @@ def test_spent_attempts_end_in_a_dead_letter_and_under_strict_the_followers_wait
     bench = make()
     failing.add(7)
     bench.settle(received("a", 1, 7), received("a", 2))
-    assert [bench.retry(), bench.retry(), bench.retry()] == [[Outcome.RETRY], [Outcome.DEAD], []]
+    assert [bench.retry(), bench.retry(), bench.retry()] == [[Disposition.RETRIED], [Disposition.DEAD], []]
     assert bench.one("SELECT attempt_count FROM fencepost.job WHERE status = 'dead_letter'") == 3
     assert bench.one("SELECT count(*) FROM level") == 0
     assert bench.one("SELECT count(*) FROM fencepost.job WHERE status = 'queued'") == 1
@@ -219,7 +219,7 @@ def test_under_latest_a_dead_letter_lets_its_followers_pass(make: Callable[..., 
     bench = make(versions="latest")
     failing.add(7)
     bench.settle(received("a", 1, 7), received("a", 2, 2))
-    assert [bench.retry(), bench.retry()] == [[Outcome.RETRY], [Outcome.DEAD]]
+    assert [bench.retry(), bench.retry()] == [[Disposition.RETRIED], [Disposition.DEAD]]
     assert bench.one("SELECT on_hand FROM level") == 2
 
 
@@ -238,7 +238,7 @@ def test_without_versions_a_repetition_is_known_by_its_event_id(make: Callable[.
     assert first.counts == {Disposition.APPLIED: 1, Disposition.RETRIED: 1}
     assert again.counts == {Disposition.DUPLICATE: 2}
     failing.clear()
-    assert bench.retry() == [Outcome.APPLIED]
+    assert bench.retry() == [Disposition.APPLIED]
     assert bench.one("SELECT on_hand FROM level") == 8
 
 

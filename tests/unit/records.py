@@ -50,7 +50,8 @@ def record(
 def item(version: int, decision: Decision | None = None, *, key: bytes | None = b"k", **where: Any) -> Item:
     """An item as the dispatcher makes it; its event id is its version unless said otherwise."""
     event_id = where.pop("event_id", f"{key!r}/{version}")
-    return Item(record(key=key, **where), event_id, version, decision or Apply([], []))
+    attempts_left = where.pop("attempts_left", 7)
+    return Item(record(key=key, **where), event_id, version, decision or Apply([], []), attempts_left)
 
 
 def passing() -> Fail:

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams import Retry
 from streams.app import Ordering, Processor, Versions
 from streams.consume.dispatch import Apply, Decision, Fail, Filter, Item, Stop
 from streams.consume.plan import Planner, standing_of
@@ -182,8 +181,8 @@ def test_ordered_by_partition_a_permanent_failure_is_buried_and_others_go_on() -
 
 @pytest.mark.parametrize("ordering", ["key", "partition"])
 def test_with_one_attempt_a_passing_failure_is_final(ordering: Ordering) -> None:
-    of = processor(ordering=ordering, retry=Retry(attempts=1))
-    assert planned(of, at(0), item(1, passing())) == [DEAD]
+    of = processor(ordering=ordering)
+    assert planned(of, at(0), item(1, passing(), attempts_left=0)) == [DEAD]
 
 
 @pytest.mark.parametrize(
