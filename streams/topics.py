@@ -109,6 +109,8 @@ def apply(steps: Sequence[Step], settings: Settings) -> list[Step]:
     for name, future in (admin.create_topics(new) if new else {}).items():
         try:
             future.result(settings.connect_seconds)
+        except TimeoutError as error:
+            raise ServerUnavailable(f"topic {name} could not be made: the broker does not answer") from error
         except KafkaException as error:
             if error.args[0].name() != "TOPIC_ALREADY_EXISTS":  # two services that start together
                 raise ServerUnavailable(f"topic {name} could not be made: {error.args[0].str()}") from error

@@ -163,7 +163,12 @@ class _Run:
         )
 
     def _start_processors(self, *, fixed: bool) -> None:
-        environment = {"STREAMS_KAFKA_OPTIONS": self._consuming, **({"DEMO_FIXED": "1"} if fixed else {})}
+        environment = {
+            "STREAMS_KAFKA_OPTIONS": self._consuming,
+            # Records gather for a moment: they are applied a tenth of a second later, for half the work.
+            "STREAMS_LINGER_MS": "100",
+            **({"DEMO_FIXED": "1"} if fixed else {}),
+        }
         for name in _PROCESSORS:
             self._children.start(name, [*self._command, "run", "processors.demo.app:app"], environment)
 
@@ -175,10 +180,8 @@ class _Run:
     @property
     def _consuming(self) -> str:
         """Client options of the processors, as JSON."""
-        # Records gather for a moment: they are applied a tenth of a second later, for half the work.
-        gathering = {"fetch.min.bytes": "100000"}
         mocked = mock.OPTIONS if self._place.kafka == "mock" else {}
-        return json.dumps({**self._settings.kafka_options, **gathering, **mocked})
+        return json.dumps({**self._settings.kafka_options, **mocked})
 
     def _appended(self, share: float) -> Callable[[], bool]:
         return lambda: self._numbers.appended >= share * self._planned

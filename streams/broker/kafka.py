@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
@@ -39,6 +38,8 @@ def producer(settings: Settings, overrides: Mapping[str, Any] | None = None) -> 
         {
             **_common(settings),
             "enable.idempotence": True,
+            # The default sends on behind a record that was refused for good: disorder.
+            "enable.gapless.guarantee": True,
             "acks": "all",
             # The default hashes keys by CRC32, where every Java client uses murmur2: one key, two partitions.
             "partitioner": "murmur2_random",
@@ -105,14 +106,27 @@ def require_broker(settings: Settings) -> None:
 
 
 def topic_ids(settings: Settings, topics: list[str]) -> dict[str, str]:
-    """The id of each topic that exists: a topic made anew under an old name has another."""
+    """The id of each topic that exists: a topic made anew under an old name has another.
+
+    Raises:
+        ServerUnavailable: the broker does not answer, or not this question.
+    """
     from confluent_kafka import TopicCollection  # noqa: PLC0415 - the name is only used here
 
     found: dict[str, str] = {}
     client = admin(settings)  # held: the futures are fulfilled only as long as their client lives
     for name, future in client.describe_topics(TopicCollection(topics)).items():
-        with contextlib.suppress(KafkaException):  # an absent topic is answered by its absence
+        try:
             found[name] = str(future.result(settings.connect_seconds).topic_id)
+        except KafkaException as error:
+            if (
+                error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART
+            ):  # an absent topic is answered by its absence
+                raise ServerUnavailable(
+                    f"Kafka at {settings.kafka}: topic {name}: {error.args[0].str()}"
+                ) from error
+        except TimeoutError as error:
+            raise ServerUnavailable(f"Kafka at {settings.kafka} does not describe topic {name}") from error
     return found
 
 
@@ -178,8 +192,16 @@ def _ask_offsets(client: AdminClient, topics: Sequence[str], which: Any, seconds
     }
 
 
-def read(settings: Settings, begin: Mapping[Place, int], end: Mapping[Place, int]) -> Iterator[Record]:
+def read(
+    settings: Settings,
+    begin: Mapping[Place, int],
+    end: Mapping[Place, int],
+    while_reading: Callable[[], None] = lambda: None,
+) -> Iterator[Record]:
     """The records between two offsets of each partition, per partition in order; the end is exclusive.
+
+    Args:
+        while_reading: called several times a second; what it raises ends the reading.
 
     Raises:
         ServerUnavailable: nothing arrives for ``connect_seconds``.
@@ -188,22 +210,30 @@ def read(settings: Settings, begin: Mapping[Place, int], end: Mapping[Place, int
     client = reader(settings, {"enable.partition.eof": True})
     try:
         client.assign([TopicPartition(*place, begin[place]) for place in open_places])
+        deadline = time.monotonic() + settings.connect_seconds
         while open_places:
-            messages = client.consume(1_000, 0.2) or client.consume(1, settings.connect_seconds)
-            if not messages:
+            messages = client.consume(1_000, 0.2)
+            while_reading()
+            if messages:
+                deadline = time.monotonic() + settings.connect_seconds
+            elif time.monotonic() > deadline:
                 raise ServerUnavailable(f"Kafka at {settings.kafka} sends nothing of {sorted(open_places)}")
-            message: Any
-            for message in messages:
-                place = partition_of(message)
-                error = message.error()
-                if error is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - its public name
-                    raise ServerUnavailable(f"{place} cannot be read: {error.str()}")
-                if error is None and message.offset() < end[place]:
-                    yield record_of(message)
-                if error is not None or message.offset() + 1 >= end[place]:
-                    open_places.discard(place)
+            yield from _taken(messages, end, open_places)
     finally:
         client.close()
+
+
+def _taken(messages: Sequence[Any], end: Mapping[Place, int], open_places: set[Place]) -> Iterator[Record]:
+    """The records before their partition's end; closes the partitions that have come to it."""
+    for message in messages:
+        place = partition_of(message)
+        error = message.error()
+        if error is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - its public name
+            raise ServerUnavailable(f"{place} cannot be read: {error.str()}")
+        if error is None and message.offset() < end[place]:
+            yield record_of(message)
+        if error is not None or message.offset() + 1 >= end[place]:
+            open_places.discard(place)
 
 
 def partition_of(message: Any) -> tuple[str, int]:
@@ -233,4 +263,4 @@ class _Complaints:
         name = error.name()
         if time.monotonic() >= self._next.get(name, 0.0):
             self._next[name] = time.monotonic() + self._EVERY_SECONDS
-            logger.warning("Kafka: %s; trying again", error.str())
+            logger.warning("Kafka: %s%s", error.str(), "" if error.fatal() else "; trying again")

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from streams.cli.common import console
-from streams.migrations import runner
 from streams.relay import slot
 from streams.settings import Settings
 from streams.stores.postgres import connect
@@ -35,6 +34,8 @@ def migrate(
       streams migrate --also processors/tables.sql
       streams migrate --sql > fencepost.sql
     """
+    from streams.migrations import runner  # noqa: PLC0415 - Alembic takes half a second that no other command owes
+
     if sql:
         typer.echo(runner.as_sql())
         return

@@ -7,7 +7,7 @@ import threading
 import typer
 
 from streams.cli.common import stderr, stop_on_signals
-from streams.migrations import runner
+from streams.migrations import newest
 from streams.relay.relay import Relay
 from streams.settings import Settings
 from streams.stores.postgres import connect, require_migrated
@@ -35,7 +35,7 @@ def run() -> None:
     """
     settings = Settings.load()
     with connect(settings.database_url, seconds=settings.connect_seconds) as connection:
-        require_migrated(connection, runner.newest())
+        require_migrated(connection, newest())
     stop = stop_on_signals()
     relay = Relay(settings, stop)
     reporter = threading.Thread(target=_report, args=(relay, stop), daemon=True)

@@ -10,7 +10,7 @@ import typer
 from streams.cli.common import AppArgument, load_app, spare_the_collector, stderr, stop_on_signals
 from streams.consume.supervise import Supervisor
 from streams.errors import ConfigurationError
-from streams.migrations import runner
+from streams.migrations import newest
 from streams.settings import Settings
 from streams.stores.postgres import connect, require_migrated
 from streams.topics import plan
@@ -51,7 +51,7 @@ def run(
     if not chosen:
         raise ConfigurationError(f"{app} has no processors")
     with connect(settings.database_url, seconds=settings.connect_seconds) as connection:
-        require_migrated(connection, runner.newest())
+        require_migrated(connection, newest())
     missing = [step.topic.name for step in plan(application, settings) if step.action == "create"]
     if missing:
         raise ConfigurationError(f"topics are missing: {', '.join(missing)}; run: streams topics apply {app}")

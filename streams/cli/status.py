@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from streams.broker import kafka
 from streams.cli.common import Json, console, print_json, print_table
-from streams.migrations import runner
+from streams.migrations import newest
 from streams.observe import status as observed
 from streams.settings import Settings
 from streams.stores import overview
@@ -21,7 +21,7 @@ def status(json: Json = False) -> None:
     """
     settings = Settings.load()
     with connect(settings.database_url, autocommit=True, seconds=settings.connect_seconds) as connection:
-        require_migrated(connection, runner.newest())
+        require_migrated(connection, newest())
         relay = overview.relay(connection, settings.slot)
         groups = observed.groups(connection, kafka.end_offsets(settings, overview.topics(connection)))
         jobs = overview.jobs(connection)
@@ -41,5 +41,5 @@ def status(json: Json = False) -> None:
     print_table(
         list(jobs[0]) if jobs else [],
         (list(row.values()) for row in jobs),
-        empty="no jobs: every record passed at once",
+        empty="no unfinished jobs",
     )

@@ -39,13 +39,6 @@ def as_sql() -> str:
     return output.getvalue()
 
 
-def newest() -> str:
-    """The revision that this version of fencepost needs."""
-    head = ScriptDirectory.from_config(_config()).get_current_head()
-    assert head is not None, "there is at least one migration"  # noqa: S101 - a packaging fault, not a user's
-    return head
-
-
 def run_sql_file(name: str) -> None:
     """Executes one file of ``sql/`` inside the running migration."""
     # SQLAlchemy reads a colon as a bind parameter; the files have none.

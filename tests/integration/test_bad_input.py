@@ -17,7 +17,7 @@ from streams.dev import postgres, servers
 from streams.dev.state import ServerName
 from streams.errors import ServerUnavailable
 from streams.event import FP_ERROR, FP_VERSION, Headers, Record
-from streams.migrations import runner
+from streams.migrations import newest
 from streams.publish.outbox import publish
 from streams.relay import slot
 from streams.relay.relay import Relay
@@ -163,7 +163,7 @@ def test_a_database_without_migrations_is_refused_with_the_command_to_run(settin
         connect(empty) as connection,
         pytest.raises(ServerUnavailable, match="no fencepost tables; run: streams migrate"),
     ):
-        require_migrated(connection, runner.newest())
+        require_migrated(connection, newest())
 
 
 def test_a_postgresql_without_logical_decoding_is_refused_with_the_statement_to_run(
