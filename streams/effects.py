@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from streams.errors import ConfigurationError
+from streams.event import as_headers, require_size
 
 
 class Upsert(NamedTuple):
@@ -102,9 +103,14 @@ class Effects:
             data: an instance of an event class, or bytes.
             key: by default the key of the event that caused it, so that order is kept.
             headers: further headers. The id is derived from the causing event's, so a repetition has the same.
+
+        Raises:
+            RecordTooLarge: bytes that no topic would take. An event class is measured once it is encoded.
         """
-        pairs = tuple((name, v.encode() if isinstance(v, str) else v) for name, v in (headers or {}).items())
-        self.collected.append(Publish(topic, key.encode() if isinstance(key, str) else key, data, pairs))
+        pairs = as_headers((headers or {}).items())
+        raw_key = key.encode() if isinstance(key, str) else key
+        require_size(topic, raw_key, data if isinstance(data, bytes) else None, pairs)
+        self.collected.append(Publish(topic, raw_key, data, pairs))
 
     def execute(self, sql: str, parameters: Any = None) -> None:
         """Runs a statement of your own, after the effects collected before it and before those after it."""

@@ -87,6 +87,17 @@ class UndecodableRecord(Permanent):
     """The record's bytes are not what its schema, or its headers, promise."""
 
 
+class RecordTooLarge(Permanent):
+    """A record that its topic would not take, and that would stop the relay for all others. Nothing was written."""
+
+    def __init__(self, topic: str, key_bytes: int, value_bytes: int, header_bytes: int, limit: int) -> None:
+        self.size = key_bytes + value_bytes + header_bytes
+        super().__init__(
+            f"a record for {topic} has {self.size:,} bytes (key {key_bytes:,}, value {value_bytes:,}, headers "
+            f"{header_bytes:,}), more than {limit:,}; put the content elsewhere and send where it is"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """Why a record did not pass, as data: what is stored, shown and grouped by."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from streams.errors import RecordTooLarge
+
 # CloudEvents, Kafka binary content mode (https://github.com/cloudevents/spec, kafka-protocol-binding).
 CE_SPECVERSION = "ce_specversion"
 CE_ID = "ce_id"
@@ -23,6 +25,9 @@ FP_JOB = "fp_job"  # on a retry record: the job it wakes
 FP_ATTEMPT = "fp_attempt"  # on a retry record: after which attempt it was sent
 FP_DUE = "fp_due"  # on a retry record: milliseconds since the epoch, by the database's clock
 FP_ERROR = "fp_error"  # on a dead letter: where it came from and why, as bounded JSON
+
+# Topics made by `streams topics apply` take 16 MiB; what is left is for the headers that letters and the relay add.
+MAX_RECORD_BYTES = 15 * 1024 * 1024
 
 Headers = tuple[tuple[str, bytes | None], ...]
 
@@ -99,3 +104,19 @@ class Event:
 def as_headers(pairs: Iterable[tuple[str, bytes | str | None]]) -> Headers:
     """Headers with text values encoded as UTF-8."""
     return tuple((name, value.encode() if isinstance(value, str) else value) for name, value in pairs)
+
+
+def require_size(
+    topic: str,
+    key: bytes | None,
+    value: bytes | None,
+    headers: Iterable[tuple[str, bytes | str | None]] = (),
+) -> None:
+    """Raises RecordTooLarge where a record has more than MAX_RECORD_BYTES."""
+    sizes = _size(key), _size(value), sum(_size(name) + _size(content) for name, content in headers)
+    if sum(sizes) > MAX_RECORD_BYTES:
+        raise RecordTooLarge(topic, *sizes, MAX_RECORD_BYTES)
+
+
+def _size(content: bytes | str | None) -> int:
+    return 0 if content is None else len(content.encode() if isinstance(content, str) else content)

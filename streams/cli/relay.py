@@ -6,7 +6,7 @@ import threading
 
 import typer
 
-from streams.cli.common import stderr, stop_on_signals
+from streams.cli.common import spare_the_collector, stderr, stop_on_signals
 from streams.migrations import newest
 from streams.relay.relay import Relay
 from streams.settings import Settings
@@ -36,6 +36,7 @@ def run() -> None:
     settings = Settings.load()
     with connect(settings.database_url, seconds=settings.connect_seconds) as connection:
         require_migrated(connection, newest())
+    spare_the_collector()
     stop = stop_on_signals()
     relay = Relay(settings, stop)
     reporter = threading.Thread(target=_report, args=(relay, stop), daemon=True)

@@ -9,7 +9,7 @@ from streams.app import Processor
 from streams.consume.failures import failure_of
 from streams.effects import DatabaseEffect, Effects, Publish
 from streams.errors import Failure, Halt, UndecodableRecord
-from streams.event import CE_ID, CE_TYPE, FP_VERSION, TRACEPARENT, Event, Record
+from streams.event import CE_ID, CE_TYPE, FP_VERSION, TRACEPARENT, Event, Record, require_size
 from streams.schema.catalog import encode, type_name
 from streams.stores.outbox import OutboxMessage
 
@@ -153,6 +153,7 @@ def _derived(event_id: str, record: Record, effect: Publish, index: int) -> Outb
         value = encode(effect.data)
         headers.append((CE_TYPE, type_name(effect.data).encode()))
     key = record.key if effect.key is None else effect.key
+    require_size(effect.topic, key, value, headers)
     return OutboxMessage(effect.topic, key, value, tuple(headers), derived_id)
 
 

@@ -8,6 +8,9 @@ RELAYED = Counter("streams_relay_records", "Records handed to the broker by the 
 RELAY_REPEATS_AVOIDED = Counter(
     "streams_relay_repeats_avoided", "Records that a relay before this one had sent and not confirmed"
 )
+RELAY_TAILS_CUT = Counter(
+    "streams_relay_tails_cut", "Partitions whose end was too long to be searched for such records"
+)
 RELAY_WAITING_FOR_TOPIC = Gauge(
     "streams_relay_waiting_for_topic", "1 while the relay waits for a topic that does not exist"
 )

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any, overload
 
 from streams.errors import ConfigurationError
+from streams.event import CE_SUBJECT, CE_TYPE, TRACEPARENT, require_size
 from streams.schema.catalog import Catalog, encode, type_name
 from streams.stores import event_store
 from streams.stores.event_store import IdempotencyKey, NewEvent, Resource
@@ -94,6 +95,7 @@ def append(
         IdempotencyMismatch: the key was used with another request.
         NotInTransaction: the connection is in autocommit and no transaction is open.
         SchemaError: an event does not fit its schema.
+        RecordTooLarge: an event that no topic would take.
     """
     steps = append_steps(
         resource_type, resource_id, events, expected_version, idempotency_key, request, traceparent
@@ -143,6 +145,9 @@ def append_steps(
     if not events:
         raise ConfigurationError("append needs at least one event")
     new = [NewEvent(uuid.uuid4(), type_name(event), encode(event)) for event in events]
+    for event in new:
+        headers = [(CE_TYPE, event.type), (CE_SUBJECT, resource_id), (TRACEPARENT, traceparent)]
+        require_size(f"resource type {resource_type}", resource_id.encode(), event.payload, headers)
     key = None
     if idempotency_key is not None:
         key = IdempotencyKey.of(idempotency_key, _as_request(new) if request is None else request)

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Awaitable, Mapping
 from typing import overload
 
-from streams.event import CE_ID, CE_TYPE
+from streams.event import CE_ID, CE_TYPE, require_size
 from streams.stores.outbox import INSERT_ONE
 from streams.stores.steps import AsyncConnection, Query, Steps, SyncConnection, run
 
@@ -55,6 +55,7 @@ def publish(
 
     Raises:
         NotInTransaction: the connection is in autocommit and no transaction is open.
+        RecordTooLarge: a message that no topic would take.
     """
     return run(connection, _publish(topic, key, value, dict(headers or {}), type))
 
@@ -70,12 +71,14 @@ def _publish(
     headers.setdefault(CE_ID, str(message_id))
     if type is not None:
         headers.setdefault(CE_TYPE, type)
+    raw_key = key.encode() if isinstance(key, str) else key
+    require_size(topic, raw_key, value, headers.items())
     yield Query(
         INSERT_ONE,
         {
             "id": message_id,
             "topic": topic,
-            "key": key.encode() if isinstance(key, str) else key,
+            "key": raw_key,
             "payload": value,
             "header_names": list(headers),
             "header_values": [v.encode() if isinstance(v, str) else v for v in headers.values()],

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from streams.broker import kafka
-from streams.broker.types import KafkaException, Producer
-from streams.errors import RelayBlocked, ServerUnavailable
+from streams.broker.types import KafkaException
+from streams.errors import ServerUnavailable
 from streams.observe import metrics
 from streams.points import reach
 from streams.relay import pgoutput, slot
+from streams.relay.guard import Guard
 from streams.relay.pump import Pump
 from streams.relay.rows import Mapper, Naming, mapper
 from streams.relay.stream import LogStream, SlotInUse
@@ -28,7 +29,8 @@ from streams.stores.postgres import CONNECTION_ERRORS
 logger = logging.getLogger(__name__)
 
 _STANDBY_SECONDS = 0.5
-_FLUSH_SECONDS = 10.0
+# With what the pump then waits for the rest, within the ten seconds that a stop may take.
+_FLUSH_SECONDS = 7.0
 _IDLE_SECONDS = 0.05
 # How many messages of the log are taken before the producer is looked after.
 _BURST = 500
@@ -55,8 +57,10 @@ class Relay:
         self.settings = settings
         self._stop = stop
         self._naming = Naming(settings.topic_prefix, settings.source)
-        self._topics: set[str] = set()
+        self._partitions: dict[str, int] = {}
+        self._server: slot.Server | None = None
         self.confirmed = 0
+        """The highest position confirmed by this process: a server that has not written that far is another."""
         self._sent = 0
 
     @property
@@ -73,9 +77,9 @@ class Relay:
             RelayBlocked: going on would lose or reorder something.
             ServerUnavailable: PostgreSQL or Kafka is not there, or not as it must be, at the start.
         """
-        self.confirmed = slot.ensure(self.settings.database_url, self.settings.slot).confirmed
+        slot.ensure(self.settings.database_url, self.settings.slot)
         kafka.require_broker(self.settings)
-        self._topics = self._existing_topics()
+        self._partitions = self._existing_topics()
         delay = _STANDBY_SECONDS
         while not self._stop.is_set():
             try:
@@ -89,36 +93,46 @@ class Relay:
             self._stop.wait(delay)
 
     def _session(self, on_active: Callable[[], None]) -> None:
-        stream = LogStream(self.settings.database_url, self.settings.slot, self.confirmed)
-        producer = kafka.producer(self.settings)
-        session = _Session(self, stream, producer)
-        try:
-            on_active()
-            session.pump_until(self._stop)
-        finally:
-            # Whatever ended it: what the broker still acknowledges now need not be sent a second time.
-            with contextlib.suppress(RelayBlocked):
+        with contextlib.closing(LogStream(self.settings)) as stream:
+            session = _Session(self, stream, self._begin(stream), self._stop)
+            try:
+                on_active()
+                session.pump_until()
                 session.pump.flush(_FLUSH_SECONDS)
-            self.confirmed = session.pump.confirmed
-            with contextlib.suppress(*CONNECTION_ERRORS):
-                stream.report(self.confirmed, now=True)
-                reach("relay.confirmed")
-            stream.close()
+            finally:
+                session.pump.abandon()
+                self.confirmed = max(self.confirmed, session.pump.confirmed)
+                with contextlib.suppress(*CONNECTION_ERRORS):
+                    stream.report(session.pump.confirmed, now=True)
+                    reach("relay.confirmed")
+
+    def _begin(self, stream: LogStream) -> int:
+        """Starts the stream where the slot stands; answers that position.
+
+        The slot's own position, not the one remembered here: a server that was restored, or took over, has a slot that
+        is behind, and what lies between the two would never be sent.
+        """
+        server = stream.server()
+        slot.require_same(self.settings.slot, self._server, server, self.confirmed, stream.history)
+        confirmed = stream.slot_position()
+        stream.start(confirmed)
+        self._server = server
+        return confirmed
 
     def count(self, sent: int, confirmed: int) -> None:
         metrics.RELAYED.inc(sent - self._sent if sent > self._sent else 0)
-        self._sent, self.confirmed = sent, confirmed
+        self._sent, self.confirmed = sent, max(self.confirmed, confirmed)
 
     def map(self, table: pgoutput.Relation) -> Mapper:
         return mapper(table, self._naming)
 
     def require_topic(self, topic: str, while_waiting: Callable[[], None]) -> None:
         """Waits for a topic that is not there: the relay makes none, and skips nothing."""
-        if topic in self._topics:
+        if topic in self._partitions:
             return
         while not self._stop.is_set():
-            self._topics = self._existing_topics()
-            if topic in self._topics:
+            self._partitions = self._existing_topics()
+            if topic in self._partitions:
                 return
             logger.error(
                 "topic %s is not there; the relay waits for it. Declare it, then run: streams topics apply",
@@ -131,36 +145,41 @@ class Relay:
                 self._stop.wait(0.1)
         raise _Stopped
 
-    def _existing_topics(self) -> set[str]:
+    def partitions(self, topic: str) -> int:
+        return self._partitions[topic]
+
+    def _existing_topics(self) -> dict[str, int]:
         metrics.RELAY_WAITING_FOR_TOPIC.set(0)
         try:
-            return set(kafka.admin(self.settings).list_topics(timeout=self.settings.connect_seconds).topics)
+            found = kafka.admin(self.settings).list_topics(timeout=self.settings.connect_seconds).topics
         except KafkaException:
-            return self._topics
+            return self._partitions
+        return {name: len(topic.partitions) for name, topic in found.items()}
 
 
 class _Stopped(Exception):
-    pass
+    """Raised out of whatever waits, since the relay was told to stop."""
 
 
 class _Session:
     """One uninterrupted reading of the slot."""
 
-    def __init__(self, relay: Relay, stream: LogStream, producer: Producer) -> None:
-        self._relay, self._stream = relay, stream
-        self.pump = Pump(producer, relay.confirmed, self._answer)
+    def __init__(self, relay: Relay, stream: LogStream, confirmed: int, stop: threading.Event) -> None:
+        self._relay, self._stream, self._stop = relay, stream, stop
+        producer = kafka.producer(relay.settings)
+        self.pump = Pump(producer, confirmed, self._while_waiting, Guard(relay.partitions))
         self._sent_before = relay.progress.sent
         self._mappers: dict[int, Mapper] = {}
         self._known: set[str] = set()
-        self._tail = Tail(relay.settings, relay.confirmed)
+        self._tail = Tail(relay.settings, confirmed, self._while_elsewhere)
         self._commit = 0
         self._position = b""
         self._index = 0
         self._inside = False
 
-    def pump_until(self, stop: threading.Event) -> None:
+    def pump_until(self) -> None:
         with contextlib.suppress(_Stopped):
-            while not stop.is_set():
+            while not self._stop.is_set():
                 more = self._burst()
                 self.pump.poll()
                 self._answer()
@@ -205,10 +224,10 @@ class _Session:
         self._index += 1
         record = self._mappers[oid](row, self._position + b"%d" % self._index)
         if record[0] not in self._known:
-            self._relay.require_topic(record[0], self._wait_for_topic)
+            self._relay.require_topic(record[0], self._while_elsewhere)
             self._tail.read(record[0])
             self._known.add(record[0])
-        if self._commit <= self._tail.horizon and self._tail.holds(record):
+        if self._commit <= self._tail.horizon and self._tail.need_not_send(record):
             metrics.RELAY_REPEATS_AVOIDED.inc()
             return
         self.pump.send(record)
@@ -224,6 +243,13 @@ class _Session:
     def _answer(self) -> None:
         self._stream.report(self.pump.confirmed)
 
-    def _wait_for_topic(self) -> None:
-        self.pump.poll()
+    def _while_waiting(self) -> None:
+        """For the pump, which polls by itself."""
+        if self._stop.is_set():
+            raise _Stopped
         self._answer()
+
+    def _while_elsewhere(self) -> None:
+        """For what keeps this thread from the pump: a topic that is not there, a long end of one."""
+        self.pump.poll()
+        self._while_waiting()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from psycopg import sql
@@ -27,6 +28,15 @@ class Slot:
     confirmed: int
     wal_status: str
     behind_bytes: int
+
+
+@dataclass(frozen=True)
+class Server:
+    """Which server holds the log. A copy of it has the same system; from its promotion on, another timeline."""
+
+    system: str
+    timeline: int
+    written: int
 
 
 def find(connection: Connection, name: str) -> Slot | None:
@@ -79,6 +89,62 @@ def ensure(database_url: str, name: str) -> Slot:
         made = find(connection, name)
         assert made is not None, "made above, on this connection"  # noqa: S101
         return made
+
+
+def gone(name: str) -> str:
+    return (
+        f"replication slot {name} is gone: it was dropped, or this server was restored or promoted without it. Find out "
+        "which events did not reach their topics (the store has each, its topic's records say fp_version). "
+        f"To begin from now all the same: SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')"
+    )
+
+
+def require_same(
+    name: str, before: Server | None, now: Server, confirmed: int, history: Callable[[int], str]
+) -> None:
+    """Refuses a server that does not hold what this process has confirmed.
+
+    Args:
+        before: the server of the last session, if there was one.
+        confirmed: the highest position confirmed by this process.
+        history: where a timeline and those before it branched off, asked only where it is another one.
+
+    Raises:
+        RelayBlocked: the server is another one, or a copy that lacks what was published.
+    """
+    reason = _difference(before, now, confirmed, history)
+    if reason is not None:
+        raise RelayBlocked(
+            f"this is not the server whose log was read through slot {name} so far: {reason}. The topics may hold "
+            "events that this database has lost, and new ones will take their versions. Compare the topics with "
+            "fencepost.event, then start the relay's process anew: it goes on from where the slot stands"
+        )
+
+
+def _difference(
+    before: Server | None, now: Server, confirmed: int, history: Callable[[int], str]
+) -> str | None:
+    if before is not None and before.system != now.system:
+        return f"its system identifier is {now.system}, it was {before.system}"
+    if confirmed > now.written:
+        return f"it has written up to {position_text(now.written)}, confirmed was {position_text(confirmed)}"
+    if before is not None and before.timeline != now.timeline:
+        left = branched_off(history(now.timeline), before.timeline)
+        if left is None or left < confirmed:
+            where = "elsewhere" if left is None else f"at {position_text(left)}"
+            return (
+                f"its timeline {now.timeline} branched off {where}, confirmed was {position_text(confirmed)}"
+            )
+    return None
+
+
+def branched_off(history: str, timeline: int) -> int | None:
+    """Where a history left a timeline; None where it never was on it."""
+    for line in history.splitlines():
+        number, _, rest = line.strip().partition("\t")
+        if number.isdecimal() and int(number) == timeline:
+            return position_from_text(rest.partition("\t")[0])
+    return None
 
 
 def start_statement(name: str, position: int) -> sql.Composed:

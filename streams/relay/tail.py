@@ -9,17 +9,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 
 from streams.broker import kafka
 from streams.broker.kafka import Place
 from streams.event import FP_ERROR, FP_POSITION, Record
+from streams.observe import metrics
 from streams.relay.pgoutput import position_from_text
 from streams.relay.rows import Produced
 from streams.settings import Settings
 
+logger = logging.getLogger(__name__)
+
 _FIRST_STRETCH = 2_000
 _GROWTH = 8
+# Topics that others write to may hold none of ours for long; somewhere the search must end.
+_LONGEST = 1_000_000
 
 
 class Tail:
@@ -27,43 +33,61 @@ class Tail:
 
     Args:
         confirmed: the position from which on the slot sends again.
+        while_reading: called every so often; what it raises ends the reading.
     """
 
-    def __init__(self, settings: Settings, confirmed: int) -> None:
+    def __init__(
+        self, settings: Settings, confirmed: int, while_reading: Callable[[], None] = lambda: None
+    ) -> None:
         self._settings = settings
         self._confirmed = confirmed
+        self._while_reading = while_reading
         self._held: set[bytes] = set()
+        self._sent_keys: set[tuple[str, bytes]] = set()
         self.horizon = 0
         """The highest commit position found; beyond it nothing can be there already."""
 
     def read(self, topic: str) -> None:
-        """Reads a topic's ends.
+        """Reads a topic's ends, backwards in stretches.
 
         Raises:
             ServerUnavailable: the broker does not answer.
         """
         ends = kafka.end_offsets(self._settings, [topic])
         begins = kafka.begin_offsets(self._settings, [topic])
-        stretch, unread = _FIRST_STRETCH, set(ends)
-        while unread:
-            start = {place: max(begins[place], ends[place] - stretch) for place in unread}
-            oldest = self._take(start, {place: ends[place] for place in unread})
-            unread = {
-                place
-                for place in unread
-                if start[place] > begins[place] and oldest.get(place, 1 << 64) >= self._confirmed
-            }
+        limits = {place: max(begins[place], end - _LONGEST) for place, end in ends.items()}
+        stretch = _FIRST_STRETCH
+        until = {place: end for place, end in ends.items() if end > begins[place]}
+        while until:
+            start = {place: max(limits[place], end - stretch) for place, end in until.items()}
+            oldest = self._take(start, until)
+            wanting = {place for place in until if oldest.get(place, 1 << 64) >= self._confirmed}
+            for place in wanting:
+                if start[place] == limits[place] > begins[place]:
+                    _warn(place)
+            # The next stretch ends where this one began, so nothing is read twice.
+            until = {place: start[place] for place in wanting if start[place] > limits[place]}
             stretch *= _GROWTH
 
-    def holds(self, record: Produced) -> bool:
-        """Whether this very record is in its topic already."""
+    def need_not_send(self, record: Produced) -> bool:
+        """Whether this very record is in its topic already, and stands there behind those before it of its key.
+
+        Once an earlier record of its key had to be sent, the later ones are sent again behind it, whether they are
+        there or not. So behind each record that is sent stand all that follow it, in their order, whatever the broker
+        took and refused before.
+        """
         topic, key, value, headers = record
-        return _digest(topic, key, value, headers) in self._held
+        if key is None:
+            return _digest(topic, key, value, headers) in self._held
+        if (topic, key) not in self._sent_keys and _digest(topic, key, value, headers) in self._held:
+            return True
+        self._sent_keys.add((topic, key))
+        return False
 
     def _take(self, start: dict[Place, int], end: dict[Place, int]) -> dict[Place, int]:
         """Remembers the unconfirmed records of a stretch; answers the oldest position seen in each partition."""
         oldest: dict[Place, int] = {}
-        for record in kafka.read(self._settings, start, end):
+        for record in kafka.read(self._settings, start, end, self._while_reading):
             position = commit_position(record)
             if position is None:
                 continue  # another producer's; it says nothing about ours
@@ -72,6 +96,16 @@ class Tail:
                 self._held.add(_digest(record.topic, record.key, record.value, record.headers))
                 self.horizon = max(self.horizon, position)
         return oldest
+
+
+def _warn(place: Place) -> None:
+    metrics.RELAY_TAILS_CUT.inc()
+    logger.warning(
+        "the last %s records of %s/%s hold none that is certainly confirmed; none older was read, so a relay that died "
+        "before may have sent some records that are now sent again",
+        f"{_LONGEST:,}",
+        *place,
+    )
 
 
 def commit_position(record: Record) -> int | None:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource  # type: ignore[attr-defined]
 
 import schemas
 from streams import App, RelayBlocked, Topic, append, publish
+from streams.broker import kafka
 from streams.broker.kafka import end_offsets
+from streams.dev import servers
+from streams.dev.state import ServerName
 from streams.event import (
     CE_ID,
     CE_SOURCE,
@@ -28,33 +36,44 @@ from streams.relay import slot
 from streams.relay.relay import Relay
 from streams.settings import Settings
 from streams.topics import Step, Wanted, apply, plan
-from tests.processes import eventually
-from tests.running import everything_in, one
+from tests.chaos.relay_kills import Figures, appending, audit
+from tests.processes import eventually, start, streams
+from tests.processes import stop as stop_process
+from tests.running import everything_in, one, produce
 
 pytestmark = pytest.mark.real
 
+READER = "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s"
+
 
 @contextmanager
-def relaying(settings: Settings) -> Iterator[Relay]:
-    """A relay that runs until the block ends, and must not have fallen by then."""
+def running_relay(settings: Settings) -> Iterator[tuple[Relay, list[BaseException]]]:
+    """A relay that runs until the block ends, and what it fell with by then."""
     stop, fallen = threading.Event(), []
     relay = Relay(settings, stop)
 
     def run() -> None:
         try:
             relay.run()
-        except BaseException as error:  # noqa: BLE001 - shown below, in the test's own thread
+        except BaseException as error:  # noqa: BLE001 - for the test's own thread to look at
             fallen.append(error)
 
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        yield relay
+        yield relay, fallen
     finally:
         stop.set()
         thread.join(20)
         assert not thread.is_alive()
-        assert not fallen, fallen
+
+
+@contextmanager
+def relaying(settings: Settings) -> Iterator[Relay]:
+    """A relay that runs until the block ends, and must not have fallen by then."""
+    with running_relay(settings) as (relay, fallen):
+        yield relay
+    assert not fallen, fallen
 
 
 @pytest.fixture
@@ -238,7 +257,10 @@ def test_a_record_larger_than_the_topic_takes_stops_the_relay_with_its_name(
 ) -> None:
     plain = f"{settings.topic_prefix}plain"
     apply([Step(Wanted(plain, 1, -1), 0)], settings)
-    publish(connection, plain, "huge", b"\x00" * 17 * 1024 * 1024)
+    connection.execute(
+        "INSERT INTO fencepost.outbox (topic, key, payload) VALUES (%s, 'huge', %s)",
+        (plain, b"\x00" * 17 * 1024 * 1024),
+    )
     connection.commit()
     with pytest.raises(RelayBlocked, match=rf"topic {plain}, key b'huge', was refused"):
         Relay(settings, threading.Event()).run()
@@ -248,3 +270,270 @@ def confirmed(settings: Settings) -> Any:
     return one(
         settings, "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = %s", settings.slot
     )
+
+
+def values(settings: Settings, topic: str) -> list[bytes]:
+    return [(record.value or b"")[:6] for record in everything_in(settings, topic)]
+
+
+def small_topic(settings: Settings) -> str:
+    """A topic that takes records of up to 100,000 bytes."""
+    name = f"{settings.topic_prefix}small"
+    apply([Step(Wanted(name, 1, -1), 0)], settings)
+    set_limit(settings, name, 100_000)
+    return name
+
+
+def set_limit(settings: Settings, topic: str, size: int) -> None:
+    entry = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource("topic", topic, incremental_configs=[entry])
+    admin = kafka.admin(settings)
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(10)
+
+
+@pytest.mark.parametrize("before", [0, 3], ids=["first of its partition", "after others"])
+def test_nothing_overtakes_a_record_that_the_broker_refused(
+    settings: Settings, connection: psycopg.Connection[Any], before: int
+) -> None:
+    name = small_topic(settings)
+    for n in range(before):
+        publish(connection, name, "k", b"good %d" % n)
+        connection.commit()
+    publish(connection, name, "k", b"first " + os.urandom(970_000))
+    connection.commit()
+    # It does not fit into the batch of the first, and alone in its own it fits the topic.
+    publish(connection, name, "k", b"second" + os.urandom(90_000))
+    connection.commit()
+    good = [b"good %d" % n for n in range(before)]
+    with pytest.raises(RelayBlocked, match=rf"topic {name}, key b'k', was refused: Broker: Message size"):
+        Relay(settings, threading.Event()).run()
+    # The broker takes a batch or refuses it whole, so good ones may be with the refused.
+    found = values(settings, name)
+    assert found == good[: len(found)]
+    set_limit(settings, name, 10_000_000)
+    with relaying(settings):
+        eventually(lambda: arrived(settings, name) == before + 2, "the rest follows")
+    assert values(settings, name) == [*good, b"first ", b"second"]
+
+
+def test_a_record_that_overtook_another_is_sent_again_behind_it(
+    settings: Settings, connection: psycopg.Connection[Any]
+) -> None:
+    """As a relay would have left it that let the second pass while the first was refused."""
+    name = small_topic(settings)
+    for value in (b"first", b"second"):
+        publish(connection, name, "k", value)
+    connection.commit()
+    with relaying(settings.model_copy(update={"slot": copy_of(connection, settings)})):
+        eventually(lambda: arrived(settings, name) == 2, "to learn what the relay sends")
+    first, second = everything_in(settings, name)
+    connection.commit()
+    admin = kafka.admin(settings)
+    for future in admin.delete_records([TopicPartition(name, 0, 2)]).values():
+        future.result(10)
+    produce(settings, name, [(second.key, second.value, second.headers)])
+    with relaying(settings):
+        eventually(lambda: arrived(settings, name) == 5, "both are sent")
+    assert stored_values(settings, name) == [b"second", b"first", b"second"]
+    assert first.value == b"first"
+
+
+def copy_of(connection: psycopg.Connection[Any], settings: Settings) -> str:
+    """A second slot at the same place; one that is temporary would end with this connection."""
+    name = f"{settings.slot}_copy"
+    connection.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", (settings.slot, name))
+    connection.commit()
+    return name
+
+
+def stored_values(settings: Settings, topic: str) -> list[bytes | None]:
+    ends = end_offsets(settings, [topic])
+    begins = kafka.begin_offsets(settings, [topic])
+    return [record.value for record in kafka.read(settings, begins, ends)]
+
+
+def test_a_server_that_is_behind_what_was_confirmed_is_refused_and_nothing_is_lost(
+    settings: Settings, topic: str, connection: psycopg.Connection[Any]
+) -> None:
+    relay = Relay(settings, threading.Event())
+    relay.confirmed = 1 << 60  # what it had confirmed at the server before, which had written further
+    receive(connection, "a", 1)
+    connection.commit()
+    for _ in range(2):  # also when it is started again by its supervisor
+        with pytest.raises(RelayBlocked, match=r"has written up to .*then start the relay's process anew"):
+            relay.run()
+    assert arrived(settings, topic) == 0
+    with relaying(settings):
+        eventually(lambda: arrived(settings, topic) == 1, "a new process goes on from where the slot stands")
+
+
+def test_a_slot_that_is_gone_when_the_relay_comes_back_is_not_made_anew(
+    settings: Settings, topic: str, connection: psycopg.Connection[Any]
+) -> None:
+    with running_relay(settings) as (_, fallen):
+        receive(connection, "a", 1)
+        connection.commit()
+        eventually(lambda: arrived(settings, topic) == 1, "it is at work")
+        drop_slot(settings)
+        eventually(lambda: bool(fallen), "it says so")
+    assert isinstance(fallen[0], RelayBlocked)
+    assert "is gone: it was dropped, or this server was restored or promoted without it" in str(fallen[0])
+    assert confirmed(settings) is None
+
+
+def drop_slot(settings: Settings) -> None:
+    with psycopg.connect(settings.database_url, autocommit=True) as connection:
+        connection.execute(
+            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s",
+            (settings.slot,),
+        )
+        eventually(lambda: not is_read(settings), "its reader is gone")
+        connection.execute("SELECT pg_drop_replication_slot(%s)", (settings.slot,))
+
+
+def is_read(settings: Settings) -> bool:
+    return bool(one(settings, "SELECT active FROM pg_replication_slots WHERE slot_name = %s", settings.slot))
+
+
+def test_a_relay_that_loses_its_connection_sends_nothing_twice(
+    settings: Settings, topic: str, connection: psycopg.Connection[Any]
+) -> None:
+    with relaying(settings), psycopg.connect(settings.database_url, autocommit=True) as other:
+        for n in range(1, 401):
+            receive(connection, f"s{n % 7}", 1)
+            connection.commit()
+            if n % 100 == 0:
+                other.execute(
+                    "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s",
+                    (settings.slot,),
+                )
+        eventually(lambda: arrived(settings, topic) >= 400, "all arrive")
+    assert audit(settings, 0) == Figures(0, events=400, lost=0, duplicates=0, disordered=0)
+
+
+def test_of_two_relays_one_stands_by_and_takes_over(
+    settings: Settings, topic: str, connection: psycopg.Connection[Any]
+) -> None:
+    with relaying(settings):
+        with relaying(settings):
+            for n in range(100):
+                receive(connection, f"s{n % 5}", 1)
+                connection.commit()
+            eventually(lambda: arrived(settings, topic) == 100, "one sends")
+        for n in range(100):
+            receive(connection, f"s{n % 5}", 1)
+            connection.commit()
+        eventually(lambda: arrived(settings, topic) == 200, "the one that is left sends")
+    assert audit(settings, 0) == Figures(0, events=200, lost=0, duplicates=0, disordered=0)
+
+
+def test_concurrent_transactions_of_different_lengths_keep_the_order_of_each_key(
+    settings: Settings, topic: str
+) -> None:
+    with relaying(settings):
+        with appending(settings):
+            eventually(lambda: arrived(settings, topic) > 1_000, "writers are at work")
+        stored = one(settings, "SELECT count(*) FROM fencepost.event")
+        eventually(lambda: arrived(settings, topic) >= stored, "all arrive")
+    figures = audit(settings, 0)
+    assert figures.is_clean, figures
+
+
+def impatient(settings: Settings) -> Settings:
+    """A server that asks its relay for an answer every second, and gives it up after two."""
+    url = f"{settings.database_url}?options=-c%20wal_sender_timeout%3D2000"
+    return settings.model_copy(update={"database_url": url})
+
+
+@pytest.mark.slow
+def test_keepalives_answered_while_the_broker_is_away_confirm_nothing_that_is_not_acknowledged(
+    server_directory: Path, settings: Settings, topic: str, connection: psycopg.Connection[Any]
+) -> None:
+    relay = start(streams("relay", "run"), impatient(settings))
+    try:
+        receive(connection, "a", 1)
+        connection.commit()
+        eventually(lambda: arrived(settings, topic) == 1, "it is at work")
+        servers.stop(server_directory, ServerName.KAFKA, kill=True)
+        receive(connection, "a", 2)
+        connection.commit()
+        written = one(settings, "SELECT pg_current_wal_lsn()::text")
+        pid = one(settings, READER, settings.slot)
+        since = one(settings, "SELECT clock_timestamp() + interval '5 seconds'")
+        eventually(lambda: bool(one(settings, "SELECT clock_timestamp() > %s", since)), "time passes")
+        assert one(settings, READER, settings.slot) == pid, (
+            "who does not answer is disconnected after two seconds"
+        )
+        assert one(settings, "SELECT %s::pg_lsn < %s::pg_lsn", confirmed(settings), written)
+    finally:
+        relay.signal(signal.SIGKILL)
+        servers.restart(server_directory, ServerName.KAFKA)
+    with relaying(settings):
+        eventually(lambda: arrived(settings, topic) >= 2, "nothing is lost")
+    assert [record.header(FP_VERSION) for record in everything_in(settings, topic)] == [b"1", b"2"]
+
+
+@pytest.mark.slow
+def test_a_relay_stops_in_time_while_the_broker_is_away_and_its_queue_is_full(
+    server_directory: Path,
+    settings: Settings,
+    connection: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = f"{settings.topic_prefix}plain"
+    apply([Step(Wanted(plain, 1, -1), 0)], settings)
+    made, stop = kafka.producer, threading.Event()
+    monkeypatch.setattr(kafka, "producer", lambda s: made(s, {"queue.buffering.max.messages": 10}))
+    thread = threading.Thread(target=Relay(settings, stop).run)
+    thread.start()
+    try:
+        publish(connection, plain, "k", b"0")
+        connection.commit()
+        eventually(lambda: arrived(settings, plain) == 1, "it is at work")
+        servers.stop(server_directory, ServerName.KAFKA, kill=True)
+        for n in range(1, 51):
+            publish(connection, plain, "k", b"%d" % n)
+        connection.commit()
+        thread.join(2)  # until its queue is full
+        stop.set()
+        thread.join(12)
+        assert not thread.is_alive()
+    finally:
+        servers.restart(server_directory, ServerName.KAFKA)
+        stop.set()
+        thread.join()
+    monkeypatch.undo()
+    with relaying(settings):
+        eventually(lambda: arrived(settings, plain) >= 51, "nothing is lost")
+    assert values(settings, plain) == [b"%d" % n for n in range(51)]
+
+
+@pytest.mark.slow
+def test_a_relay_that_was_paused_and_replaced_does_no_harm_when_it_wakes(
+    settings: Settings, topic: str
+) -> None:
+    with appending(settings):
+        paused = start(streams("relay", "run"), impatient(settings))
+        eventually(lambda: arrived(settings, topic) > 100, "the first is at work")
+        paused.signal(signal.SIGSTOP)
+        pid, before = one(settings, READER, settings.slot), arrived(settings, topic)
+        other = start(streams("relay", "run"), settings)
+        eventually(lambda: one(settings, READER, settings.slot) not in (pid, None), "the second took over")
+        eventually(lambda: arrived(settings, topic) > before + 200, "and sends")
+        paused.signal(signal.SIGCONT)
+        eventually(
+            lambda: "the database is away" in paused.output,
+            lambda: "the first finds out: " + paused.output + " // " + other.output,
+        )
+        more = arrived(settings, topic) + 200
+        eventually(lambda: arrived(settings, topic) > more, "the second is not disturbed")
+    end = one(settings, "SELECT pg_current_wal_lsn()::text")
+    eventually(
+        lambda: bool(one(settings, "SELECT %s::pg_lsn >= %s::pg_lsn", confirmed(settings), end)),
+        "all is sent",
+    )
+    for relay in (paused, other):
+        stop_process(relay)
+    figures = audit(settings, 0)
+    assert (figures.lost, figures.disordered) == (0, 0), figures

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streams.errors import RelayBlocked
+from streams.relay.guard import Guard
 from streams.relay.pump import Pump
 from streams.relay.rows import Produced
 
@@ -28,12 +29,16 @@ class Message:
     def key(self) -> bytes:
         return b"order-1"
 
+    def partition(self) -> int:
+        return 0
+
 
 class FakeProducer:
     """Acknowledges what it is told to, at the next poll, in the order it is told."""
 
     def __init__(self, room: int = 1_000) -> None:
         self.produced: list[Delivered] = []
+        self.purged: list[tuple[bool, bool]] = []
         self.room = room
         self.on_poll: Callable[[], None] = lambda: None
         self._answers: deque[tuple[int, KafkaError | None]] = deque()
@@ -54,8 +59,11 @@ class FakeProducer:
             self.produced[number](error, Message())
         return 0
 
-    def flush(self, seconds: float) -> int:
-        return self.poll(seconds)
+    def purge(self, *, in_queue: bool, in_flight: bool) -> None:
+        self.purged.append((in_queue, in_flight))
+
+    def __len__(self) -> int:
+        return len(self._answers)
 
 
 @pytest.fixture
@@ -204,6 +212,81 @@ def test_a_refused_record_ends_the_wait_for_room() -> None:
     producer.acknowledge(0, TOO_LARGE)
     with pytest.raises(RelayBlocked):
         pump.send(RECORD)
+
+
+def test_what_stands_behind_a_refused_record_is_given_up_at_once(pump: Pump, producer: FakeProducer) -> None:
+    transaction(pump, 200, records=2)
+    producer.acknowledge(0, TOO_LARGE)
+    with pytest.raises(RelayBlocked):
+        pump.poll()
+    assert producer.purged[0] == (True, False), "the queue at once, what is on its way after its answers"
+    assert producer.purged[-1] == (True, True)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._FATAL, KafkaError._GAPLESS_GUARANTEE],
+)
+def test_the_refusal_is_named_and_not_what_was_given_up_for_it(
+    pump: Pump, producer: FakeProducer, code: int
+) -> None:
+    transaction(pump, 200, records=2)
+    producer.acknowledge(1, KafkaError(code))
+    producer.acknowledge(0, TOO_LARGE)
+    with pytest.raises(RelayBlocked, match="Message size too large"):
+        pump.poll()
+
+
+def test_a_client_that_gives_everything_up_blocks_the_relay_with_its_words(
+    pump: Pump, producer: FakeProducer
+) -> None:
+    transaction(pump, 200)
+
+    def gives_up() -> None:
+        raise KafkaException(KafkaError(KafkaError._GAPLESS_GUARANTEE, "no gaps"))
+
+    producer.on_poll = gives_up
+    with pytest.raises(RelayBlocked, match="no gaps"):
+        pump.poll()
+    assert pump.confirmed == 100
+
+
+def test_the_wait_for_room_ends_with_what_the_callback_raises() -> None:
+    class Stopped(Exception):
+        pass
+
+    def stopped() -> None:
+        raise Stopped
+
+    pump = pump_of(FakeProducer(room=0), while_waiting=stopped)
+    pump.begin()
+    with pytest.raises(Stopped):
+        pump.send(RECORD)
+
+
+def test_the_first_record_of_a_partition_is_acknowledged_before_another_is_sent() -> None:
+    producer = FakeProducer()
+    produced_at_poll: list[int] = []
+
+    def broker() -> None:
+        produced_at_poll.append(len(producer.produced))
+        if len(produced_at_poll) == 3:
+            producer.acknowledge(0)
+
+    producer.on_poll = broker
+    pump = Pump(producer, 100, lambda: None, Guard(lambda _topic: 1))  # type: ignore[arg-type]
+    transaction(pump, 200, records=5)
+    assert produced_at_poll == [1, 1, 1], "it waited for the first, and for none after it"
+    assert len(producer.produced) == 5
+
+
+def test_a_refused_first_record_lets_nothing_follow_it() -> None:
+    producer = FakeProducer()
+    producer.acknowledge(0, TOO_LARGE)
+    pump = Pump(producer, 100, lambda: None, Guard(lambda _topic: 1))  # type: ignore[arg-type]
+    with pytest.raises(RelayBlocked):
+        transaction(pump, 200, records=5)
+    assert len(producer.produced) == 1
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.randoms())
