@@ -19,11 +19,6 @@ logger = logging.getLogger(__name__)
 
 Place = tuple[str, int]
 
-_NO_LEADER_YET = (
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
-)
 _LATEST: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _EARLIEST: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 
@@ -171,8 +166,8 @@ def _offsets(settings: Settings, topics: Sequence[str], which: Any) -> dict[Plac
         try:
             return _ask_offsets(client, topics, which, settings.connect_seconds)
         except KafkaException as error:
-            # A topic that was made a moment ago has no leader yet.
-            if time.monotonic() > deadline or error.args[0].code() not in _NO_LEADER_YET:
+            # A topic that was made a moment ago has no leader yet, one of a broker that is just back has an old epoch.
+            if time.monotonic() > deadline:
                 raise ServerUnavailable(
                     f"Kafka does not answer at {settings.kafka}: {error.args[0].str()}"
                 ) from error
