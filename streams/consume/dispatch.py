@@ -82,15 +82,14 @@ class Dispatcher:
     def decide(self, record: Record) -> Item:
         """Never raises for what a record or a handler does: that is the decision's content."""
         headers = dict(record.headers)
-        event_id = f"{record.topic}/{record.partition}/{record.offset}"
-        version = 0
+        event_id, version = "", 0
         try:
-            event_id = _event_id(headers.get(CE_ID)) or event_id
+            event_id = _event_id(headers.get(CE_ID)) or _place(record)
             version = _version(headers.get(FP_VERSION)) if self._versioned or FP_VERSION in headers else 0
             decision = self._decide(record, headers, event_id, version)
         except Exception as error:  # noqa: BLE001 - a handler may raise anything, and none of it is lost
             decision = Stop(str(error)) if isinstance(error, Halt) else Fail(failure_of(error))
-        return Item(record, event_id, version, decision, self._attempts - 1)
+        return Item(record, event_id or _place(record), version, decision, self._attempts - 1)
 
     def _decide(
         self, record: Record, headers: dict[str, bytes | None], event_id: str, version: int
@@ -157,9 +156,14 @@ def _derived(event_id: str, record: Record, effect: Publish, index: int) -> Outb
     return OutboxMessage(effect.topic, key, value, tuple(headers), derived_id)
 
 
-def _event_id(header: bytes | None) -> str | None:
+def _place(record: Record) -> str:
+    """What stands for the id of a record that has none: where it is."""
+    return f"{record.topic}/{record.partition}/{record.offset}"
+
+
+def _event_id(header: bytes | None) -> str:
     if not header:
-        return None
+        return ""
     if len(header) > MAX_INDEXED_BYTES or b"\x00" in header:
         raise UndecodableRecord(f"{CE_ID} cannot be kept: {header[:40]!r}, {len(header)} bytes")
     return header.decode(errors="backslashreplace")

@@ -92,16 +92,15 @@ class Settler:
     def _know(self, items: Sequence[Item]) -> Known:
         """What the database says about the lanes and events of these records."""
         known = Known()
-        by_topic: dict[str, dict[bytes, list[int]]] = {}
+        by_topic: dict[str, set[bytes]] = {}
         for item in items:
-            if item.record.key is not None and len(item.record.key) <= MAX_INDEXED_BYTES:
-                by_topic.setdefault(item.record.topic, {}).setdefault(item.record.key, []).append(
-                    item.version
-                )
+            key = item.record.key
+            if key is not None and len(key) <= MAX_INDEXED_BYTES:
+                by_topic.setdefault(item.record.topic, set()).add(key)
+        versions = sorted({item.version for item in items if item.version})
         for topic, keys in by_topic.items():
             # The jobs first: their locks wait for a runner, and what it committed is then seen below.
             if self._processor.has_lanes:
-                versions = sorted({version for each in keys.values() for version in each if version})
                 known.waiting.update(self._ledger.waiting(topic, list(keys), versions))
             if self._processor.versions != "none":
                 known.versions.update(self._ledger.versions(topic, list(keys)))
