@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import asdict
+from typing import Annotated
 
 import typer
 
-from streams.cli.common import spare_the_collector, stderr, stop_on_signals
+from streams.cli.common import (
+    Json,
+    console,
+    print_json,
+    print_table,
+    spare_the_collector,
+    stderr,
+    stop_on_signals,
+)
 from streams.migrations import newest
+from streams.observe import audit as audits
 from streams.relay.relay import Relay
 from streams.settings import Settings
 from streams.stores.postgres import connect, require_migrated
@@ -15,11 +26,6 @@ from streams.stores.postgres import connect, require_migrated
 app = typer.Typer(help="Publish committed events to their topics.", no_args_is_help=True)
 
 _REPORT_SECONDS = 10.0
-
-
-@app.callback()
-def _group() -> None:
-    pass
 
 
 @app.command()
@@ -46,6 +52,45 @@ def run() -> None:
     stderr.print(
         f"stopped: {relay.progress.sent:,} records sent, log confirmed to {relay.progress.confirmed}"
     )
+
+
+@app.command()
+def audit(
+    resource_type: Annotated[
+        list[str] | None, typer.Argument(help="only these; by default all of the store")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Compare the event store with its topics, and name events that did not arrive. Stops nothing.
+
+    Events that are still on their way count as missing, and so do records that retention has deleted. Exits with 1
+    where something is missing, out of order, or in a topic and not in the store.
+
+    \b
+    Examples:
+      streams relay audit
+      streams relay audit order payment --json
+    """
+    settings = Settings.load()
+    with connect(settings.database_url, autocommit=True, seconds=settings.connect_seconds) as connection:
+        require_migrated(connection, newest())
+        found = [
+            audits.topic(connection, settings, kind)
+            for kind in resource_type or audits.resource_types(connection)
+        ]
+    rows = [{**asdict(each), "missing": each.missing} for each in found]
+    if json:
+        print_json(rows)
+    else:
+        columns = ["topic", "stored", "relayed", "missing", "repeated", "out_of_order", "unknown"]
+        print_table(
+            columns, ([row[name] for name in columns] for row in rows), empty="the store holds no events"
+        )
+        for each in found:
+            for resource_id, version in each.examples:
+                console.print(f"missing in {each.topic}: {resource_id} version {version}")
+    if any(each.missing or each.out_of_order or each.unknown for each in found):
+        raise typer.Exit(1)
 
 
 def _report(relay: Relay, stop: threading.Event) -> None:

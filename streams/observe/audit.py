@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from streams.broker import kafka
 from streams.broker.kafka import end_offsets
@@ -15,6 +16,8 @@ from streams.errors import ServerUnavailable
 from streams.event import FP_VERSION, Record
 from streams.settings import Settings
 from streams.stores.postgres import Connection
+
+_EXAMPLES = 20
 
 _COUNTS = " + ".join((*Disposition, "absent"))
 
@@ -116,6 +119,7 @@ class TopicAudit:
         repeated: records of an event that the topic held before.
         out_of_order: events that first appear after a later version of their resource.
         unknown: records of no event of the store, such as one whose transaction was rolled back.
+        examples: the first of the missing events, as resource id and version.
     """
 
     topic: str
@@ -124,6 +128,7 @@ class TopicAudit:
     repeated: int
     out_of_order: int
     unknown: int
+    examples: tuple[tuple[str, int], ...] = ()
 
     @property
     def missing(self) -> int:
@@ -176,7 +181,22 @@ def topic(connection: Connection, settings: Settings, resource_type: str) -> Top
         repeated=repeated,
         out_of_order=out_of_order,
         unknown=unknown,
+        examples=tuple(islice(_missing(known), _EXAMPLES)),
     )
+
+
+def resource_types(connection: Connection) -> list[str]:
+    """The types of the resources in the store."""
+    return [
+        row[0]
+        for row in connection.execute("SELECT DISTINCT resource_type FROM fencepost.resource ORDER BY 1")
+    ]
+
+
+def _missing(known: dict[bytes, _Seen]) -> Iterator[tuple[str, int]]:
+    for key, seen in known.items():
+        if len(seen.versions) < seen.stored:
+            yield from ((key.decode(), v) for v in range(1, seen.stored + 1) if v not in seen.versions)
 
 
 def records(settings: Settings, name: str) -> Iterator[Record]:

@@ -56,7 +56,7 @@ def find(connection: Connection, name: str) -> Slot | None:
     if wal_status == "lost":
         raise RelayBlocked(
             f"replication slot {name} has lost its log (max_slot_wal_keep_size): events since {confirmed} may be missing "
-            f"from their topics. Compare them, then drop the slot with SELECT pg_drop_replication_slot('{name}')"
+            f"from their topics. Compare them (streams relay audit), then drop the slot with SELECT pg_drop_replication_slot('{name}')"
         )
     return Slot(name, pid, position_from_text(confirmed), wal_status, int(behind or 0))
 
@@ -83,7 +83,7 @@ def ensure(database_url: str, name: str) -> Slot:
             connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
             raise RelayBlocked(
                 f"there is no replication slot {name}, and the database holds events that a new one would not see. "
-                "If it was dropped, or this is a restored or promoted server, find out which events reached their topics. "
+                "If it was dropped, or this is a restored or promoted server, find out which events reached their topics: streams relay audit. "
                 f"To begin from now all the same: SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')"
             )
         made = find(connection, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -537,3 +538,21 @@ def test_a_relay_that_was_paused_and_replaced_does_no_harm_when_it_wakes(
         stop_process(relay)
     figures = audit(settings, 0)
     assert (figures.lost, figures.disordered) == (0, 0), figures
+
+
+def test_the_audit_names_what_is_missing_and_is_content_when_all_is_there(
+    settings: Settings, topic: str, connection: psycopg.Connection[Any]
+) -> None:
+    for version in range(1, 4):
+        receive(connection, "a", version)
+    connection.commit()
+    found = start(streams("relay", "audit"), settings)
+    assert found.wait() == 1, found.output
+    for version in range(1, 4):
+        assert f"missing in {topic}: a version {version}" in found.output
+    with relaying(settings):
+        eventually(lambda: arrived(settings, topic) == 3, "all arrive")
+    content = start(streams("relay", "audit", "--json"), settings)
+    assert content.wait() == 0, content.output
+    (row,) = json.loads(content.output)
+    assert (row["stored"], row["relayed"], row["missing"], row["repeated"]) == (3, 3, 0, 0)
