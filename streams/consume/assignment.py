@@ -46,6 +46,8 @@ class Assignment:
         self._paused_until: dict[Partition, float] = {}
         self._failure: BaseException | None = None
         self.claims: dict[Partition, Claim] = {}
+        self.changes = 0
+        """How often partitions came or went; records fetched across a change may stand before others' offsets."""
 
     def subscribe(self, consumer: Any, topics: list[str]) -> None:
         consumer.subscribe(topics, on_assign=self._assigned, on_revoke=self._gone, on_lost=self._gone)
@@ -93,6 +95,7 @@ class Assignment:
                 self._seek(consumer, partition, offset)
 
     def _assigned(self, consumer: Any, partitions: list[TopicPartition]) -> None:
+        self.changes += 1
         # An exception here would surface once and the partitions be consumed from anywhere: keep it, and stop.
         try:
             positions = self._claim(consumer, partitions)
@@ -128,6 +131,7 @@ class Assignment:
     def _gone(self, consumer: Any, partitions: list[TopicPartition]) -> None:
         # The loop settles each batch before it polls, so nothing of these partitions is in hand. Where they are
         # lost and another worker has them already, there is nothing to commit either.
+        self.changes += 1
         for partition in partitions:
             self.claims.pop((partition.topic, partition.partition), None)
             self._paused_until.pop((partition.topic, partition.partition), None)

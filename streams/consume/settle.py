@@ -122,7 +122,7 @@ class Settler:
                     letters.retry(self._processor, item.record, job_id, 1, due, job.delay_seconds)
                 )
             elif disposition is Disposition.DEAD and job.failure is not None:
-                messages.append(letters.dead(self._processor, item.record, job_id, 1, job.failure))
+                messages.append(letters.dead(self._processor, item.record, job_id, job.attempts, job.failure))
         insert_messages(self._connection, messages)
         if messages:
             reach("retry.row_written")
@@ -135,8 +135,16 @@ class Settler:
         delay = 0.0
         if failure is not None and disposition is Disposition.RETRIED:
             delay = retry.delay(1) if failure.delay_seconds is None else failure.delay_seconds
+        attempts = 0 if failure is None else retry.attempts - item.attempts_left
         return NewJob(
-            item.record, topic_id, item.version, _STATUS[disposition], retry.attempts, failure, delay
+            item.record,
+            topic_id,
+            item.version,
+            _STATUS[disposition],
+            attempts,
+            retry.attempts,
+            failure,
+            delay,
         )
 
 

@@ -105,7 +105,10 @@ class Worker:
         items: list[Item] = []
         until = time.monotonic() + _DECIDE_SECONDS
         for message in messages:
-            items.append(self._dispatcher.decide(kafka.record_of(message)))
+            item = self._dispatcher.decide(kafka.record_of(message))
+            if self._in_place_attempts:
+                item.attempts_left -= self._in_place_attempts[_place(item)]
+            items.append(item)
             if time.monotonic() > until:
                 break
         return items
@@ -113,11 +116,14 @@ class Worker:
     def _fetch(self) -> list[Any]:
         # consume() waits for its whole timeout when there are fewer records than asked for; poll() returns at the first.
         first = self._consumer.poll(_POLL_SECONDS)
-        rest = []
+        changes, rest = self._assignment.changes, []
         if first is not None and self._settings.batch_size > 1:
             rest = self._consumer.consume(self._settings.batch_size - 1, self._settings.linger_ms / 1000)
         self._assignment.raise_failure()
         if first is None:
+            return []
+        if self._assignment.changes != changes:
+            self._recover(self._resync)
             return []
         held = self._assignment.is_held
         return [m for m in (first, *rest) if self._is_record(m) and held(kafka.partition_of(m))]
@@ -206,6 +212,8 @@ class Worker:
             metrics.RECORDS.labels(self._processor.group, disposition.value).inc(count)
         self._commit(settled.positions)
         reach("consume.offsets_committed")
+        for place in [place for place in self._in_place_attempts if _is_past(place, settled.positions)]:
+            del self._in_place_attempts[place]
         for partition, halted in settled.halted.items():
             self._halt(partition, halted)
         self._open_lanes(settled)
@@ -237,8 +245,7 @@ class Worker:
             self._recover(self._resync)
 
     def _halt(self, partition: Partition, halted: Halted) -> None:
-        record = halted.item.record
-        place = (record.topic, record.partition, record.offset)
+        record, place = halted.item.record, _place(halted.item)
         if not halted.retry:
             logger.error(
                 "%s stands still at %s/%s offset %s: %s", self._processor.group, *place, halted.reason
@@ -258,3 +265,12 @@ class Worker:
         if missing:
             raise ServerUnavailable(f"topic {', '.join(missing)} is not there; run: streams topics apply")
         return found
+
+
+def _place(item: Item) -> tuple[str, int, int]:
+    return item.record.topic, item.record.partition, item.record.offset
+
+
+def _is_past(place: tuple[str, int, int], positions: dict[Partition, int]) -> bool:
+    topic, partition, offset = place
+    return offset < positions.get((topic, partition), 0)

@@ -154,6 +154,7 @@ class NewJob:
     topic_id: str
     version: int
     status: Status
+    attempts: int
     max_attempts: int
     failure: Failure | None
     delay_seconds: float = 0.0
@@ -185,7 +186,7 @@ class Jobs:
                 "header_values": [value for _, value in record.headers],
                 "version": job.version or None,
                 "status": job.status,
-                "attempt_count": 0 if failure is None else 1,
+                "attempt_count": job.attempts,
                 "max_attempts": job.max_attempts,
                 "delay": job.delay_seconds,
                 "worker": self._worker,

@@ -198,6 +198,33 @@ def test_a_handler_that_is_slow_for_a_whole_batch_keeps_its_membership(settings:
     assert one(settings, "SELECT epoch FROM fencepost.fence") == 1
 
 
+def test_ordered_by_partition_a_record_is_tried_in_place_until_its_attempts_are_spent(
+    settings: Settings,
+) -> None:
+    strict = App(settings.slot, catalog=schemas.catalog, topics=[Topic("stock", partitions=1)])
+    tried: list[int] = []
+    retry = Retry(attempts=3, base_seconds=0.05, factor=1)
+
+    @strict.projection("level", topics=["stock"], ordering="partition", versions="latest", retry=retry)
+    def level(event: Event, effects: Effects) -> None:
+        if event.data.quantity == 7:
+            tried.append(event.version)
+            raise TimeoutError("the other side is busy")
+        effects.add("shop.stock_level", {"sku": event.resource_id}, on_hand=event.data.quantity)
+
+    apply(plan(strict, settings), settings)
+    records = [
+        as_record(key, 1, schemas.StockReceived(quantity)) for key, quantity in (("a", 1), ("b", 7), ("c", 2))
+    ]
+    produce(settings, f"{settings.topic_prefix}stock", records)
+    with running(settings, strict, with_relay=False):
+        eventually(
+            lambda: one(settings, "SELECT count(*) FROM shop.stock_level") == 2, "the partition goes on"
+        )
+    assert len(tried) == 3
+    assert one(settings, "SELECT status || attempt_count FROM fencepost.job") == "dead_letter3"
+
+
 def test_more_retries_than_are_held_at_once_are_all_run(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
