@@ -6,7 +6,6 @@ import logging
 import sys
 from typing import Annotated
 
-import click
 import typer
 
 from streams.cli import demo, dev, dlq, migrate, relay, retry, run, status, topics
@@ -46,21 +45,18 @@ def _root(
 def main() -> None:
     """Runs the command line. Exit status: 0 done, 1 failed with a message, 2 called wrongly, 130 interrupted."""
     try:
-        status_code = app(standalone_mode=False)
-    except click.exceptions.Abort:
-        sys.exit(130)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
+        app(prog_name="streams")  # ends by SystemExit, also where it was called wrongly
     except KeyboardInterrupt:
         sys.exit(130)
     except DATABASE_ERRORS as error:
-        print(f"error: the database says: {str(error).strip()}", file=sys.stderr)  # noqa: T201
-        sys.exit(1)
+        _fail(f"the database says: {str(error).strip()}")
     except StreamsError as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the command line's own voice
-        sys.exit(1)
-    sys.exit(status_code if isinstance(status_code, int) else 0)
+        _fail(str(error))
+
+
+def _fail(message: str) -> None:
+    sys.stderr.write(f"error: {message}\n")
+    sys.exit(1)
 
 
 if __name__ == "__main__":

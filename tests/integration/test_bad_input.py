@@ -208,6 +208,25 @@ def test_a_command_called_wrongly_says_what_to_do(
     assert "Traceback" not in process.output
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["stauts"], "No such command"),
+        (["dlq", "show"], "Missing"),
+        (["dlq", "show", "first"], "valid integer"),
+        (["relay", "run", "--fast"], "--fast"),
+    ],
+)
+def test_a_command_line_that_cannot_be_read_is_answered_with_its_usage_and_status_2(
+    settings: Settings, arguments: list[str], expected: str
+) -> None:
+    process = start(streams(*arguments), settings)
+    assert process.wait() == 2
+    assert "Usage: streams" in process.output
+    assert expected in process.output
+    assert "Traceback" not in process.output
+
+
 def test_a_misspelt_setting_ends_a_command_with_a_suggestion(settings: Settings) -> None:
     process = start(streams("status"), settings, STREAMS_DATABSE_URL="x")
     assert process.wait() == 1

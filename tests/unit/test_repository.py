@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 from ruamel.yaml import YAML
@@ -70,3 +74,29 @@ def test_the_compose_file_runs_only_commands_and_settings_that_there_are() -> No
 def _words(command: list[str]) -> list[str]:
     """The command without its arguments."""
     return [word for word in command[:2] if word.isalpha()]
+
+
+def test_nothing_is_imported_that_the_wheel_does_not_ask_for() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = [*declared["dependencies"], *declared["optional-dependencies"]["dev"]]
+    distributions = {re.split(r"[\[<>=;]", requirement)[0] for requirement in asked}
+    provided = {
+        module
+        for module, names in packages_distributions().items()
+        if distributions & {n.lower().replace("_", "-") for n in names}
+    }
+    imported = {
+        name.split(".")[0]
+        for path in (ROOT / "streams").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in _imports(node)
+    }
+    assert imported - provided - sys.stdlib_module_names - {"streams"} == set()
+
+
+def _imports(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.level == 0:
+        return [node.module or ""]
+    return []
