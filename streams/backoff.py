@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from streams.errors import ConfigurationError
+from streams.errors import ConfigurationError, Failure
 
 _UNITS = ((3600, "h"), (60, "m"), (1, "s"))
 
@@ -51,6 +51,10 @@ class Retry:
             full = self.cap_seconds
         share = (rng or random).random() * self.jitter
         return full * (1 - share)
+
+    def delay_of(self, failure: Failure, attempt: int) -> float:
+        """Seconds to wait after a failed attempt: what the failure asks for, or else what the policy says."""
+        return self.delay(attempt) if failure.delay_seconds is None else failure.delay_seconds
 
     @property
     def tiers(self) -> tuple[str, ...]:

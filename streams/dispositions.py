@@ -8,6 +8,9 @@ from enum import StrEnum
 Lane = tuple[str, bytes | None]
 """A topic and a key in it: what order is kept for."""
 
+Partition = tuple[str, int]
+"""A topic and a partition of it."""
+
 
 class Disposition(StrEnum):
     """Every offset below the fence has exactly one; the names are columns of ``fencepost.fence``."""
@@ -34,3 +37,12 @@ class Known:
     versions: dict[Lane, int] = field(default_factory=dict)
     waiting: dict[Lane, set[int]] = field(default_factory=dict)
     seen: set[str] = field(default_factory=set)
+
+
+def standing_of(version: int, current: int, *, strict: bool) -> Disposition | None:
+    """How a version stands to the one that is applied: stale, behind a missing one, or None where it is next."""
+    if version <= current:
+        return Disposition.STALE
+    if strict and version > current + 1:
+        return Disposition.BEHIND
+    return None

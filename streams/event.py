@@ -32,16 +32,6 @@ MAX_RECORD_BYTES = 15 * 1024 * 1024
 Headers = tuple[tuple[str, bytes | None], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
-    """One place in one partition. ``topic_id`` tells a topic from one made anew under its name."""
-
-    topic: str
-    topic_id: str
-    partition: int
-    offset: int
-
-
 @dataclass(slots=True)
 class Record:
     """A record byte for byte; ``value`` is None for a tombstone. ``timestamp`` in milliseconds since the epoch."""

@@ -25,8 +25,8 @@ class Applier:
         """Applies the effects of all that pass, in bulk.
 
         Where the database refuses, the records are halved: the first half is applied, then the second, in their
-        order, down to a single one. A record
-        that is refused alone fails, and those behind it are planned knowing that.
+        order, down to a single one. A record that is refused alone fails, and those behind it are planned knowing
+        that.
 
         Returns:
             The planner as it stands after these records, and what became of each.

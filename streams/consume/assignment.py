@@ -11,14 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from streams.broker.types import OFFSET_INVALID, KafkaException, TopicPartition
+from streams.dispositions import Partition
 from streams.errors import StreamsError
 from streams.settings import Settings
 from streams.stores.ledger import Claim, Ledger
 from streams.stores.postgres import Connection
 
 logger = logging.getLogger(__name__)
-
-Partition = tuple[str, int]
 
 
 class Rejoin(StreamsError):

@@ -9,7 +9,7 @@ from typing import assert_never
 
 from streams.app import Processor
 from streams.consume.dispatch import Apply, Fail, Filter, Item, Stop
-from streams.dispositions import Disposition, Known, Lane
+from streams.dispositions import Disposition, Known, Lane, Partition, standing_of
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class Planner:
         self._latest = processor.versions == "latest"
         self._has_lanes = processor.has_lanes
         self._in_place = processor.ordering == "partition" and not from_jobs
-        self.halted: dict[tuple[str, int], Halted] = {}
+        self.halted: dict[Partition, Halted] = {}
         self.advanced: dict[Lane, int] = {}
         self.received: list[str] = []
 
@@ -140,12 +140,3 @@ class Planner:
         if self.received and self.received[-1] == item.event_id:
             self.received.pop()  # it will come again, and must not look like a repetition then
         self.halted[item.record.topic, item.record.partition] = Halted(item, reason, retry)
-
-
-def standing_of(version: int, current: int, *, strict: bool) -> Disposition | None:
-    """How a version stands to the one that is applied: stale, behind a missing one, or None where it is next."""
-    if version <= current:
-        return Disposition.STALE
-    if strict and version > current + 1:
-        return Disposition.BEHIND
-    return None

@@ -19,6 +19,7 @@ from streams.broker.types import KafkaException, TopicPartition
 from streams.consume.database import Database
 from streams.consume.dispatch import Dispatcher
 from streams.consume.runner import Runner
+from streams.dispositions import Partition
 from streams.errors import ConfigurationError, Fenced, ServerUnavailable
 from streams.jobs.letters import WakeUp, wake_up
 from streams.observe import metrics
@@ -35,8 +36,6 @@ _HELD = 20_000
 _GRACE_SECONDS = 2.0
 _TURN_SECONDS = 5.0
 _PUT_OFF_MS = 5_000
-
-Partition = tuple[str, int]
 
 
 class Outstanding:

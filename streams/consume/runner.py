@@ -154,8 +154,6 @@ class Runner:
         if disposition is Disposition.DEAD:
             self._jobs.fail(job, "dead_letter", failure, 0)
             return letters.dead(self._processor, job.record, job.id, attempts, failure)
-        delay = (
-            self._processor.retry.delay(attempts) if failure.delay_seconds is None else failure.delay_seconds
-        )
+        delay = self._processor.retry.delay_of(failure, attempts)
         due = self._jobs.fail(job, "retry", failure, delay)
         return letters.retry(self._processor, job.record, job.id, attempts, due, delay)

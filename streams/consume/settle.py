@@ -13,7 +13,7 @@ from streams.app import Processor
 from streams.consume.apply import Applier
 from streams.consume.dispatch import MAX_INDEXED_BYTES, Fail, Item
 from streams.consume.plan import Halted, Planned, Planner
-from streams.dispositions import Disposition, Known, Lane
+from streams.dispositions import Disposition, Known, Lane, Partition
 from streams.event import Record
 from streams.jobs import letters
 from streams.points import reach
@@ -21,8 +21,6 @@ from streams.stores.jobs import Jobs, NewJob, Status
 from streams.stores.ledger import Claim, Ledger, Move
 from streams.stores.outbox import OutboxMessage, insert_messages
 from streams.stores.postgres import Connection
-
-Partition = tuple[str, int]
 
 _STATUS: dict[Disposition, Status] = {
     Disposition.RETRIED: "retry",
@@ -134,7 +132,7 @@ class Settler:
             failure = item.decision.failure
         delay = 0.0
         if failure is not None and disposition is Disposition.RETRIED:
-            delay = retry.delay(1) if failure.delay_seconds is None else failure.delay_seconds
+            delay = retry.delay_of(failure, 1)
         attempts = 0 if failure is None else retry.attempts - item.attempts_left
         return NewJob(
             item.record,

@@ -17,8 +17,8 @@ from streams.consume.database import Database
 from streams.consume.dispatch import Dispatcher, Item
 from streams.consume.plan import Halted
 from streams.consume.runner import Runner
-from streams.consume.settle import Partition, Settled, Settler
-from streams.dispositions import Disposition
+from streams.consume.settle import Settled, Settler
+from streams.dispositions import Disposition, Partition
 from streams.errors import ConfigurationError, Fenced, ServerUnavailable
 from streams.observe import metrics
 from streams.points import reach
@@ -94,10 +94,11 @@ class Worker:
         items = self._decide(messages)
         reach("consume.decided")
         settled = self._settle(items)
-        if settled is not None:
-            metrics.BATCH_SECONDS.labels(self._processor.group).observe(time.monotonic() - started)
-            self._after(settled)
-        if settled is not None and len(items) < len(messages):
+        if settled is None:
+            return
+        metrics.BATCH_SECONDS.labels(self._processor.group).observe(time.monotonic() - started)
+        self._after(settled)
+        if len(items) < len(messages):
             self._recover(self._resync)  # what there was no time for comes again
 
     def _decide(self, messages: Sequence[Any]) -> list[Item]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from streams.app import App, Processor
+from streams.dispositions import Disposition, Lane, standing_of
 from streams.errors import ConfigurationError
 from streams.jobs import letters
 from streams.points import reach
@@ -68,16 +69,15 @@ def select(connection: Connection, selection: Selection) -> Iterator[Job]:
 
 def plan(connection: Connection, processor: Processor, selection: Selection) -> Iterator[Planned]:
     """What a redrive would do, record by record, changing nothing."""
-    planned: dict[tuple[str, bytes | None], int] = {}
+    planned: dict[Lane, int] = {}
     ledger = Ledger(connection, processor.group)
     for job in select(connection, selection):
         applied = ledger.versions(job.topic, [job.key]) if job.key is not None else {}
         current = max(applied.get(job.lane, 0), planned.get(job.lane, 0))
         expectation = _expect(processor, job, current)
         if expectation is Expectation.APPLY and job.version:
-            planned[job.lane] = (
-                job.version
-            )  # those behind it in this plan are judged as if it had gone through
+            # Those behind it in this plan are judged as if it had gone through.
+            planned[job.lane] = job.version
         yield Planned(job, expectation)
 
 
@@ -113,8 +113,10 @@ def parse_key(text: str) -> bytes:
 def _expect(processor: Processor, job: Job, current: int) -> Expectation:
     if processor.versions == "none" or not job.version:
         return Expectation.APPLY
-    if job.version <= current:
-        return Expectation.SUPERSEDED
-    if processor.versions == "strict" and job.version > current + 1:
-        return Expectation.GAP
-    return Expectation.APPLY
+    match standing_of(job.version, current, strict=processor.versions == "strict"):
+        case Disposition.STALE:
+            return Expectation.SUPERSEDED
+        case Disposition.BEHIND:
+            return Expectation.GAP
+        case _:
+            return Expectation.APPLY

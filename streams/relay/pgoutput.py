@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from streams.errors import RelayBlocked
 
-# What stands before every message: 'w', then start, end and send time of the chunk.
-XLOG_DATA, KEEPALIVE = ord("w"), ord("k")
+KEEPALIVE = ord("k")
+# What stands before every other message: 'w', then start, end and send time of the chunk.
 XLOG_HEADER = 25
 _BINARY, _NULL = ord("b"), ord("n")
 BEGIN, COMMIT, RELATION, INSERT = ord("B"), ord("C"), ord("R"), ord("I")

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from streams.app import Ordering, Processor, Versions
 from streams.consume.dispatch import Apply, Decision, Fail, Filter, Item, Stop
-from streams.consume.plan import Planner, standing_of
-from streams.dispositions import Disposition, Known
+from streams.consume.plan import Planner
+from streams.dispositions import Disposition, Known, standing_of
 from tests.unit.records import filtered, item, passing, permanent, processor, stop
 
 APPLIED, STALE, DUPLICATE = Disposition.APPLIED, Disposition.STALE, Disposition.DUPLICATE
