@@ -20,7 +20,9 @@ CE_SUBJECT = "ce_subject"
 TRACEPARENT = "traceparent"
 # Fencepost's own.
 FP_VERSION = "fp_version"  # the resource's version, decimal
-FP_POSITION = "fp_position"  # where the row stands in the log: commit position "/" index in its transaction
+FP_POSITION = (
+    "fp_position"  # where the row stands: position of its transaction in the log "/" number of the row
+)
 FP_JOB = "fp_job"  # on a retry record: the job it wakes
 FP_ATTEMPT = "fp_attempt"  # on a retry record: after which attempt it was sent
 FP_DUE = "fp_due"  # on a retry record: milliseconds since the epoch, by the database's clock

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import platformdirs
 from pydantic import Field, ValidationError
@@ -80,6 +80,26 @@ class Settings(BaseSettings):
     topic_prefix: str = Field("events.", description="what stands before the resource type in a topic's name")
     source: str = Field("fencepost", description="ce_source of relayed events: who publishes")
     slot: str = Field("fencepost", description="the relay's logical replication slot")
+    publication: str = Field("fencepost", description="the publication of the tables that the relay sends")
+    relay_source: Literal["log", "peek", "poll"] = Field(
+        "log",
+        description="how the relay reads: the log as a stream, the log by SQL, or the tables where there is no log",
+    )
+    topic_grace_seconds: float = Field(
+        30.0,
+        ge=0,
+        description="how long the relay waits for a topic that is not there before it sets its records aside",
+    )
+    log_budget_mb: int | None = Field(
+        None,
+        ge=1,
+        description="how much log the relay's slot may retain; max_slot_wal_keep_size counts anyway",
+    )
+    log_over_budget: Literal["alert", "poll"] = Field(
+        "alert",
+        description="what then: only say so, or let the slot go and poll the tables until the relay has caught up",
+    )
+    outbox_retention_days: int = Field(7, ge=1, description="how long the days of the outbox are kept")
 
     group_protocol: str = Field(
         "consumer", pattern="^(consumer|classic)$", description="KIP-848 'consumer', or 'classic'"

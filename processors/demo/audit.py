@@ -12,8 +12,10 @@ from psycopg import sql
 from processors.demo.fold import Folded, Row, fold
 from schemas import catalog
 from streams.event import CE_ID, Record
-from streams.observe import audit as observed
-from streams.observe.audit import GroupAudit, TopicAudit
+from streams.observe import audit as books
+from streams.observe import topic_audit
+from streams.observe.audit import GroupAudit
+from streams.observe.topic_audit import TopicAudit
 from streams.settings import Settings
 from streams.stores.postgres import Connection
 
@@ -75,7 +77,7 @@ def audit(connection: Connection, settings: Settings, notifications: str, planne
         planned: how many events the service was to append, where that is known.
     """
     folded = fold(connection)
-    topics = [observed.topic(connection, settings, each) for each in RESOURCE_TYPES]
+    topics = [topic_audit.topic(connection, settings, each) for each in RESOURCE_TYPES]
     found = Found()
     for each in topics:
         where = f"topic {each.topic}: {each.missing} missing, {each.unknown} unknown, {each.out_of_order} out of order"
@@ -89,11 +91,11 @@ def audit(connection: Connection, settings: Settings, notifications: str, planne
         _customers(connection, folded),
         _stock(connection, folded),
         _revenue(connection, folded),
-        confirmations(observed.records(settings, notifications), folded.confirmations),
+        confirmations(topic_audit.records(settings, notifications), folded.confirmations),
     ):
         rows += compared
         found.add_all(differing)
-    return Audit(folded.events, rows, topics, observed.groups(connection), found)
+    return Audit(folded.events, rows, topics, books.groups(connection), found)
 
 
 def _orders(connection: Connection, folded: Folded) -> tuple[int, Found]:

@@ -6,6 +6,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
@@ -44,7 +45,7 @@ def producer(settings: Settings, overrides: Mapping[str, Any] | None = None) -> 
             "compression.type": "lz4",
             "linger.ms": 2,
             "queue.buffering.max.messages": 100_000,
-            "queue.buffering.max.kbytes": 128 * 1024,
+            "queue.buffering.max.kbytes": 64 * 1024,
             **(overrides or {}),
         },
         logger=_CLIENT_LOG,
@@ -98,6 +99,15 @@ def require_broker(settings: Settings) -> None:
             f"Kafka does not answer at {settings.kafka} ({error.args[0].str()}); "
             "check STREAMS_KAFKA, or start local servers with: streams dev up"
         ) from error
+
+
+def partitions(settings: Settings) -> dict[str, int]:
+    """How many partitions each topic has; nothing where no broker answers within ``connect_seconds``."""
+    try:
+        found = admin(settings).list_topics(timeout=settings.connect_seconds).topics
+    except KafkaException:
+        return {}
+    return {name: len(topic.partitions) for name, topic in found.items()}
 
 
 def topic_ids(settings: Settings, topics: list[str]) -> dict[str, str]:
@@ -159,6 +169,17 @@ def begin_offsets(settings: Settings, topics: Sequence[str]) -> dict[Place, int]
     return _offsets(settings, topics, _EARLIEST)
 
 
+def offsets_since(settings: Settings, topics: Sequence[str], since: datetime) -> dict[Place, int]:
+    """The offset of the first record of each partition that is as late as this; its end where there is none.
+
+    Raises:
+        ServerUnavailable: no broker answers within ``connect_seconds``.
+    """
+    ends = end_offsets(settings, topics)
+    found = _offsets(settings, topics, OffsetSpec.for_timestamp(int(since.timestamp() * 1000)))
+    return {place: found[place] if found.get(place, -1) >= 0 else end for place, end in ends.items()}
+
+
 def _offsets(settings: Settings, topics: Sequence[str], which: Any) -> dict[Place, int]:
     client = admin(settings)
     deadline = time.monotonic() + settings.connect_seconds
@@ -193,7 +214,17 @@ def read(
     end: Mapping[Place, int],
     while_reading: Callable[[], None] = lambda: None,
 ) -> Iterator[Record]:
-    """The records between two offsets of each partition, per partition in order; the end is exclusive.
+    """The records that ``messages`` answers, byte for byte."""
+    return map(record_of, messages(settings, begin, end, while_reading))
+
+
+def messages(
+    settings: Settings,
+    begin: Mapping[Place, int],
+    end: Mapping[Place, int],
+    while_reading: Callable[[], None] = lambda: None,
+) -> Iterator[Any]:
+    """The messages between two offsets of each partition, per partition in order; the end is exclusive.
 
     Args:
         while_reading: called several times a second; what it raises ends the reading.
@@ -207,26 +238,26 @@ def read(
         client.assign([TopicPartition(*place, begin[place]) for place in open_places])
         deadline = time.monotonic() + settings.connect_seconds
         while open_places:
-            messages = client.consume(1_000, 0.2)
+            found = client.consume(1_000, 0.2)
             while_reading()
-            if messages:
+            if found:
                 deadline = time.monotonic() + settings.connect_seconds
             elif time.monotonic() > deadline:
                 raise ServerUnavailable(f"Kafka at {settings.kafka} sends nothing of {sorted(open_places)}")
-            yield from _taken(messages, end, open_places)
+            yield from _taken(found, end, open_places)
     finally:
         client.close()
 
 
-def _taken(messages: Sequence[Any], end: Mapping[Place, int], open_places: set[Place]) -> Iterator[Record]:
-    """The records before their partition's end; closes the partitions that have come to it."""
+def _taken(messages: Sequence[Any], end: Mapping[Place, int], open_places: set[Place]) -> Iterator[Any]:
+    """The messages before their partition's end; closes the partitions that have come to it."""
     for message in messages:
         place = partition_of(message)
         error = message.error()
         if error is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - its public name
             raise ServerUnavailable(f"{place} cannot be read: {error.str()}")
         if error is None and message.offset() < end[place]:
-            yield record_of(message)
+            yield message
         if error is not None or message.offset() + 1 >= end[place]:
             open_places.discard(place)
 

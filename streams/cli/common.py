@@ -20,8 +20,12 @@ from rich.table import Table
 
 from streams.app import App
 from streams.errors import ConfigurationError
+from streams.migrations import newest
+from streams.settings import Settings
+from streams.stores.postgres import Connection, connect, require_migrated
 
 Json = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
+MetricsPort = Annotated[int | None, typer.Option(help="serve Prometheus metrics on this port")]
 AppArgument = Annotated[str, typer.Argument(metavar="APP", help="where the application is, as module:name")]
 
 # A pipe or a file has no width to fit into; a table that is broken to 80 columns there can be read by nobody.
@@ -71,6 +75,33 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty:
             *("" if cell is None else f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row)
         )
     console.print(table)
+
+
+def migrated_database(settings: Settings) -> Connection:
+    """A connection that commits each statement, to a database that has the tables of this version.
+
+    Raises:
+        ServerUnavailable: it does not answer, or lacks migrations.
+    """
+    connection = connect(settings.database_url, autocommit=True, seconds=settings.connect_seconds)
+    require_migrated(connection, newest())
+    return connection
+
+
+def serve_metrics(port: int | None) -> None:
+    """Serves Prometheus metrics from now on, where a port is given.
+
+    Raises:
+        ConfigurationError: the port cannot be used.
+    """
+    if port is None:
+        return
+    from prometheus_client import start_http_server  # noqa: PLC0415 - only where it is asked for
+
+    try:
+        start_http_server(port)
+    except OSError as error:
+        raise ConfigurationError(f"port {port} cannot be used for metrics: {error.strerror}") from error
 
 
 def spare_the_collector() -> None:

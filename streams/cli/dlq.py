@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import getpass
 from collections import Counter
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
+from streams.broker.registry import decoder
 from streams.cli.common import AppArgument, Json, console, load_app, print_json, print_table
 from streams.errors import ConfigurationError, SchemaError, StreamsError
 from streams.event import CE_TYPE
 from streams.jobs import redrive as redriving
 from streams.jobs.redrive import Selection
-from streams.schema.catalog import Catalog, fields_of
+from streams.schema.catalog import fields_of
 from streams.settings import Settings
 from streams.stores import overview
 from streams.stores.jobs import Job, find_jobs
@@ -61,12 +63,12 @@ def show(
     Example:
       streams dlq show 42 --app processors.app:app
     """
-    catalog = load_app(app).catalog if app else None
+    decode = decoder(Settings.load(), load_app(app).catalog) if app else None
     with _connect() as connection:
         found = find_jobs(connection, "id = %(id)s", {"id": job}, 1)
         if not found:
             raise ConfigurationError(f"there is no job {job}; streams dlq list --each shows those there are")
-        details = {**_describe(found[0], catalog), "history": overview.job_history(connection, job)}
+        details = {**_describe(found[0], decode), "history": overview.job_history(connection, job)}
     if json:
         print_json(details)
         return
@@ -159,7 +161,7 @@ def _list_each(connection: Connection, group: str | None, json: bool) -> None:
         console.print(f"the oldest {_SHOWN:,} are shown; narrow with --group")
 
 
-def _describe(job: Job, catalog: Catalog | None) -> dict[str, Any]:
+def _describe(job: Job, decode: Callable[[bytes], Any] | None) -> dict[str, Any]:
     kind = job.record.header(CE_TYPE)
     return {
         "id": job.id,
@@ -174,16 +176,16 @@ def _describe(job: Job, catalog: Catalog | None) -> dict[str, Any]:
         "error": _error(job),
         "fingerprint": job.error_fingerprint,
         "value": None if job.value is None else job.value[:400].hex(),
-        "data": _decoded(job, catalog),
+        "data": _decoded(job, decode),
         "headers": {name: _text(value) for name, value in job.headers},
     }
 
 
-def _decoded(job: Job, catalog: Catalog | None) -> Any:
-    if catalog is None or job.value is None:
+def _decoded(job: Job, decode: Callable[[bytes], Any] | None) -> Any:
+    if decode is None or job.value is None:
         return None
     try:
-        return fields_of(catalog.decode(job.value))
+        return fields_of(decode(job.value))
     except (SchemaError, StreamsError) as error:
         return f"not decoded: {error}"
 

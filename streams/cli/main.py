@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from streams.cli import demo, dev, dlq, migrate, relay, retry, run, status, topics
-from streams.errors import StreamsError
+from streams.errors import ConfigurationError, StreamsError
 from streams.stores.postgres import DATABASE_ERRORS
 
 app = typer.Typer(
@@ -43,20 +43,24 @@ def _root(
 
 
 def main() -> None:
-    """Runs the command line. Exit status: 0 done, 1 failed with a message, 2 called wrongly, 130 interrupted."""
+    """Runs the command line. Exit status: 0 done, 1 failed with a message, 2 called or
+    configured wrongly, 130 interrupted.
+    """
     try:
         app(prog_name="streams")  # ends by SystemExit, also where it was called wrongly
     except KeyboardInterrupt:
         sys.exit(130)
     except DATABASE_ERRORS as error:
-        _fail(f"the database says: {str(error).strip()}")
+        _fail(f"the database says: {str(error).strip()}", 1)
+    except ConfigurationError as error:
+        _fail(str(error), 2)
     except StreamsError as error:
-        _fail(str(error))
+        _fail(str(error), 1)
 
 
-def _fail(message: str) -> None:
+def _fail(message: str, status: int) -> None:
     sys.stderr.write(f"error: {message}\n")
-    sys.exit(1)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

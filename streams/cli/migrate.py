@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from streams.cli.common import console
-from streams.relay import slot
+from streams.relay.relay import prepare
 from streams.settings import Settings
 from streams.stores.postgres import connect
 
@@ -47,4 +47,4 @@ def migrate(
             connection.execute(path.read_bytes())
         console.print(f"ran {path}")
     if not no_slot:
-        slot.ensure(settings.database_url, settings.slot)
+        prepare(settings)

@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from streams.cli.common import AppArgument, load_app, spare_the_collector, stderr, stop_on_signals
+from streams.cli.common import (
+    AppArgument,
+    MetricsPort,
+    load_app,
+    serve_metrics,
+    spare_the_collector,
+    stderr,
+    stop_on_signals,
+)
 from streams.consume.supervise import Supervisor
 from streams.errors import ConfigurationError
 from streams.migrations import newest
@@ -29,7 +37,7 @@ def run(
             "--with-relay", help="also relay the outbox of the processors' database, or stand by for it"
         ),
     ] = False,
-    metrics_port: Annotated[int | None, typer.Option(help="serve Prometheus metrics on this port")] = None,
+    metrics_port: MetricsPort = None,
 ) -> None:
     """Run an application's processors until stopped.
 
@@ -55,8 +63,7 @@ def run(
     missing = [step.topic.name for step in plan(application, settings) if step.action == "create"]
     if missing:
         raise ConfigurationError(f"topics are missing: {', '.join(missing)}; run: streams topics apply {app}")
-    if metrics_port is not None:
-        _serve_metrics(metrics_port)
+    serve_metrics(metrics_port)
     spare_the_collector()
     stop = stop_on_signals()
     supervisor = Supervisor(settings, chosen, stop, with_relay=with_relay)
@@ -77,12 +84,3 @@ def run(
         # Daemon threads in the middle of a C call would hold the interpreter's end up; nothing uncommitted is lost.
         os._exit(1)
     stderr.print("stopped")
-
-
-def _serve_metrics(port: int) -> None:
-    from prometheus_client import start_http_server  # noqa: PLC0415 - only where it is asked for
-
-    try:
-        start_http_server(port)
-    except OSError as error:
-        raise ConfigurationError(f"port {port} cannot be used for metrics: {error.strerror}") from error

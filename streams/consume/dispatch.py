@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from streams.app import Processor
+from streams.broker.registry import RegistryUnavailable
 from streams.consume.failures import failure_of
 from streams.effects import DatabaseEffect, Effects, Publish
 from streams.errors import Failure, Halt, UndecodableRecord
@@ -68,25 +71,37 @@ class Dispatcher:
 
     Args:
         resource_types: from topic name to resource type.
+        decode: makes an event of a value; by default the processor's catalog does.
     """
 
-    def __init__(self, processor: Processor, resource_types: dict[str, str]) -> None:
+    def __init__(
+        self,
+        processor: Processor,
+        resource_types: dict[str, str],
+        decode: Callable[[bytes], Any] | None = None,
+    ) -> None:
         self._processor = processor
         self._resource_types = resource_types
         self._project = processor.project
-        self._decode = processor.catalog.decode
+        self._decode = decode or processor.catalog.decode
         self._events = processor.events
         self._versioned = processor.versions != "none"
         self._attempts = processor.retry.attempts
 
     def decide(self, record: Record) -> Item:
-        """Never raises for what a record or a handler does: that is the decision's content."""
+        """Never raises for what a record or a handler does: that is the decision's content.
+
+        Raises:
+            RegistryUnavailable: the record's schema cannot be asked for now; nothing was decided.
+        """
         headers = dict(record.headers)
         event_id, version = "", 0
         try:
             event_id = _event_id(headers.get(CE_ID)) or _place(record)
             version = _version(headers.get(FP_VERSION)) if self._versioned or FP_VERSION in headers else 0
             decision = self._decide(record, headers, event_id, version)
+        except RegistryUnavailable:
+            raise
         except Exception as error:  # noqa: BLE001 - a handler may raise anything, and none of it is lost
             decision = Stop(str(error)) if isinstance(error, Halt) else Fail(failure_of(error))
         return Item(record, event_id or _place(record), version, decision, self._attempts - 1)

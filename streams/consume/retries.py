@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from streams.app import Processor
-from streams.broker import kafka
+from streams.broker import kafka, registry
+from streams.broker.registry import RegistryUnavailable
 from streams.broker.types import KafkaException, TopicPartition
 from streams.consume.database import Database
 from streams.consume.dispatch import Dispatcher
@@ -76,7 +77,8 @@ class RetryWorker:
     def __init__(self, settings: Settings, processor: Processor, name: str, stop: threading.Event) -> None:
         self._settings, self._processor, self._name, self._stop = settings, processor, name, stop
         topics = {topic.name(settings): topic.resource_type for topic in processor.topics}
-        self._dispatcher = Dispatcher(processor, topics)
+        decode = registry.decoder(settings, processor.catalog)
+        self._dispatcher = Dispatcher(processor, topics, decode)
         self._heap: list[tuple[int, Partition, int, WakeUp]] = []
         self._outstanding = Outstanding()
         self._clock_ahead = 0.0
@@ -112,7 +114,7 @@ class RetryWorker:
         try:
             self._wake_due()
             self._sweep()
-        except (ConfigurationError, Fenced) as error:
+        except (ConfigurationError, Fenced, RegistryUnavailable) as error:
             self._stand_still(error)
         except DATABASE_ERRORS as error:
             if fault_of(error) in (Fault.SCHEMA, Fault.RECORD):

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from streams.app import Processor
-from streams.broker import kafka
+from streams.broker import kafka, registry
+from streams.broker.registry import RegistryUnavailable
 from streams.broker.types import KafkaError, KafkaException, TopicPartition
 from streams.consume.assignment import Assignment, Rejoin
 from streams.consume.database import Database
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
 _MISCONFIGURED_SECONDS = 5.0
 _SERVER_SECONDS = 0.2
+_REGISTRY_SECONDS = 2.0
 _DECIDE_SECONDS = 5.0
 
 
@@ -43,7 +45,8 @@ class Worker:
     def __init__(self, settings: Settings, processor: Processor, name: str, stop: threading.Event) -> None:
         self._settings, self._processor, self._name, self._stop = settings, processor, name, stop
         self._topics = {topic.name(settings): topic.resource_type for topic in processor.topics}
-        self._dispatcher = Dispatcher(processor, self._topics)
+        decode = registry.decoder(settings, processor.catalog)
+        self._dispatcher = Dispatcher(processor, self._topics, decode)
         self._in_place_attempts: Counter[tuple[str, int, int]] = Counter()
         self.settled: Counter[Disposition] = Counter()
 
@@ -93,26 +96,44 @@ class Worker:
         reach("consume.fetched")
         items = self._decide(messages)
         reach("consume.decided")
-        settled = self._settle(items)
-        if settled is None:
-            return
-        metrics.BATCH_SECONDS.labels(self._processor.group).observe(time.monotonic() - started)
-        self._after(settled)
+        if items:
+            settled = self._settle(items)
+            if settled is None:
+                return
+            metrics.BATCH_SECONDS.labels(self._processor.group).observe(time.monotonic() - started)
+            self._after(settled)
         if len(items) < len(messages):
             self._recover(self._resync)  # what there was no time for comes again
 
     def _decide(self, messages: Sequence[Any]) -> list[Item]:
-        """Decided records, as many as a slow handler allows: a group evicts a member that does not poll in time."""
+        """Decided records, as many as a slow handler allows: a group evicts a member that does not poll in time.
+
+        Of a partition whose next record's schema cannot be asked for, those before it.
+        """
         items: list[Item] = []
+        waiting: set[Partition] = set()
         until = time.monotonic() + _DECIDE_SECONDS
         for message in messages:
-            item = self._dispatcher.decide(kafka.record_of(message))
-            if self._in_place_attempts:
-                item.attempts_left -= self._in_place_attempts[_place(item)]
-            items.append(item)
+            if waiting and kafka.partition_of(message) in waiting:
+                continue
+            try:
+                item = self._dispatcher.decide(kafka.record_of(message))
+            except RegistryUnavailable as error:
+                waiting.add(kafka.partition_of(message))
+                self._wait_for_registry(message, error)
+            else:
+                if self._in_place_attempts:
+                    item.attempts_left -= self._in_place_attempts[_place(item)]
+                items.append(item)
             if time.monotonic() > until:
                 break
         return items
+
+    def _wait_for_registry(self, message: Any, error: RegistryUnavailable) -> None:
+        """Lets the record's partition stand at it for a while: no attempt is spent, since the fault is not its own."""
+        place = kafka.partition_of(message)
+        logger.warning("%s: %s/%s waits: %s", self._processor.group, *place, error)
+        self._assignment.pause(self._consumer, place, message.offset(), _REGISTRY_SECONDS)
 
     def _fetch(self) -> list[Any]:
         # consume() waits for its whole timeout when there are fewer records than asked for; poll() returns at the first.
@@ -239,7 +260,7 @@ class Worker:
                     pass
                 if time.monotonic() > until:
                     return  # the jobs are in the table, and the sweeper finds lanes that could run
-        except (ConfigurationError, Fenced) as error:
+        except (ConfigurationError, Fenced, RegistryUnavailable) as error:
             logger.info("%s: lanes are left to the sweeper: %s", self._processor.group, error)
         except DATABASE_ERRORS as error:
             logger.info("%s: lanes are left to the sweeper: %s", self._processor.group, type(error).__name__)

@@ -1,23 +1,11 @@
-"""Proofs from what is stored: that a group's books balance, and that every event of the store is in its topic.
-
-Nothing here trusts a counter: fences, jobs and topics are read and counted again.
-"""
+"""Proof from what is stored that a group's books balance. No counter is trusted: fences and jobs are counted again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import dataclass
 
-from streams.broker import kafka
-from streams.broker.kafka import end_offsets
 from streams.dispositions import Disposition
-from streams.errors import ServerUnavailable
-from streams.event import FP_VERSION, Record
-from streams.settings import Settings
 from streams.stores.postgres import Connection
-
-_EXAMPLES = 20
 
 _COUNTS = " + ".join((*Disposition, "absent"))
 
@@ -68,8 +56,6 @@ SELECT coalesce(o.consumer_group, j.consumer_group) AS group, coalesce(passed, 0
     coalesce(bad_histories, 0) AS bad_histories, coalesce(without_message, 0) AS without_message
 FROM offsets o FULL JOIN jobs j USING (consumer_group) ORDER BY 1"""  # noqa: S608 - the names are the enum's
 
-_RESOURCES = "SELECT resource_id, max(version) FROM fencepost.event WHERE resource_type = %s GROUP BY 1"
-
 
 @dataclass(frozen=True, slots=True)
 class GroupAudit:
@@ -109,103 +95,6 @@ class GroupAudit:
         return [f"{self.group}: {problem}" for problem in found]
 
 
-@dataclass(frozen=True, slots=True)
-class TopicAudit:
-    """One topic compared with the store.
-
-    Attributes:
-        stored: events of the resource type.
-        relayed: those of them that the topic holds.
-        repeated: records of an event that the topic held before.
-        out_of_order: events that first appear after a later version of their resource.
-        unknown: records of no event of the store, such as one whose transaction was rolled back.
-        examples: the first of the missing events, as resource id and version.
-    """
-
-    topic: str
-    stored: int
-    relayed: int
-    repeated: int
-    out_of_order: int
-    unknown: int
-    examples: tuple[tuple[str, int], ...] = ()
-
-    @property
-    def missing(self) -> int:
-        return self.stored - self.relayed
-
-
-@dataclass(slots=True)
-class _Seen:
-    """One resource of the store, and the versions of it that the topic held so far."""
-
-    stored: int
-    newest: int = 0
-    versions: set[int] = field(default_factory=set)
-
-
 def groups(connection: Connection) -> list[GroupAudit]:
     """The books of every group. Needs the outbox rows of unfinished jobs, so prune none that is younger."""
     return [GroupAudit(*row) for row in connection.execute(_GROUPS)]
-
-
-def topic(connection: Connection, settings: Settings, resource_type: str) -> TopicAudit:
-    """Reads a whole topic and compares it with the store as it was before.
-
-    Events that are still on their way count as missing, and records that retention has deleted do too. Holds the
-    ids and versions of one resource type in memory.
-
-    Raises:
-        ServerUnavailable: the broker does not answer.
-    """
-    name = settings.topic_prefix + resource_type
-    rows = connection.execute(_RESOURCES, (resource_type,))
-    # Versions run without a hole, so the newest one says which there are.
-    known = {key.encode(): _Seen(newest) for key, newest in rows}
-    repeated = out_of_order = unknown = 0
-    for record in records(settings, name):
-        seen = known.get(record.key or b"")
-        version = int(record.header(FP_VERSION) or 0)
-        if seen is None or not 1 <= version <= seen.stored:
-            unknown += 1
-        elif version in seen.versions:
-            repeated += 1
-        else:
-            seen.versions.add(version)
-            out_of_order += version < seen.newest
-            seen.newest = max(seen.newest, version)
-    return TopicAudit(
-        topic=name,
-        stored=sum(seen.stored for seen in known.values()),
-        relayed=sum(len(seen.versions) for seen in known.values()),
-        repeated=repeated,
-        out_of_order=out_of_order,
-        unknown=unknown,
-        examples=tuple(islice(_missing(known), _EXAMPLES)),
-    )
-
-
-def resource_types(connection: Connection) -> list[str]:
-    """The types of the resources in the store."""
-    return [
-        row[0]
-        for row in connection.execute("SELECT DISTINCT resource_type FROM fencepost.resource ORDER BY 1")
-    ]
-
-
-def _missing(known: dict[bytes, _Seen]) -> Iterator[tuple[str, int]]:
-    for key, seen in known.items():
-        if len(seen.versions) < seen.stored:
-            yield from ((key.decode(), v) for v in range(1, seen.stored + 1) if v not in seen.versions)
-
-
-def records(settings: Settings, name: str) -> Iterator[Record]:
-    """Every record that a topic holds now; per partition in the order of the log.
-
-    Raises:
-        ServerUnavailable: the broker does not answer, or the topic is not there.
-    """
-    ends = end_offsets(settings, [name])
-    if not ends:
-        raise ServerUnavailable(f"topic {name} is not there; run: streams topics apply")
-    return kafka.read(settings, dict.fromkeys(ends, 0), ends)

@@ -11,6 +11,23 @@ RELAY_REPEATS_AVOIDED = Counter(
 RELAY_TAILS_CUT = Counter(
     "streams_relay_tails_cut", "Partitions whose end was too long to be searched for such records"
 )
+RELAY_LATE = Counter(
+    "streams_relay_late_records",
+    "Records that may have reached their topics after another relay took over from this one, which stood still",
+)
+RELAY_REFUSED = Gauge(
+    "streams_relay_refused_records", "Records that the broker refused, and nobody has decided on"
+)
+RELAY_BEHIND_REFUSED = Gauge("streams_relay_behind_refused_records", "Records that wait behind a refused one")
+RELAY_ACTIVE = Gauge("streams_relay_active", "1 while this relay is the one at work, 0 while it stands by")
+RELAY_POLLS = Gauge("streams_relay_polls", "1 while the tables are polled, 0 while the log is read")
+LOG_RETAINED_BYTES = Gauge("streams_log_retained_bytes", "Log that the server keeps for the relay's slot")
+LOG_UNCONFIRMED_BYTES = Gauge("streams_log_unconfirmed_bytes", "Log that the relay has not confirmed")
+LOG_BUDGET_BYTES = Gauge("streams_log_budget_bytes", "How much log the slot may retain; 0 without a limit")
+OLDEST_TRANSACTION_SECONDS = Gauge(
+    "streams_oldest_transaction_seconds",
+    "Age of the open transaction that holds the relay's log or rounds back",
+)
 RELAY_WAITING_FOR_TOPIC = Gauge(
     "streams_relay_waiting_for_topic", "1 while the relay waits for a topic that does not exist"
 )

@@ -14,7 +14,7 @@ KEEPALIVE = ord("k")
 # What stands before every other message: 'w', then start, end and send time of the chunk.
 XLOG_HEADER = 25
 _BINARY, _NULL = ord("b"), ord("n")
-BEGIN, COMMIT, RELATION, INSERT = ord("B"), ord("C"), ord("R"), ord("I")
+INSERT, BEGIN, COMMIT, RELATION = b"IBCR"
 
 _BEGIN = struct.Struct(">Q")
 _COMMIT_END = struct.Struct(">xQQ")
@@ -35,7 +35,11 @@ class Relation:
     oid: int
     name: str
     columns: tuple[str, ...]
-    index: dict[str, int] = field(compare=False)
+    types: tuple[int, ...] = field(default=(), compare=False)
+
+    @property
+    def index(self) -> dict[str, int]:
+        return {column: place for place, column in enumerate(self.columns)}
 
 
 def begin_position(message: bytes) -> int:
@@ -98,13 +102,13 @@ def _relation(message: bytes) -> Relation:
     name, offset = _text(message, offset)
     (count,) = _COUNT.unpack_from(message, offset + 1)
     offset += 3
-    columns = []
+    columns, types = [], []
     for _ in range(count):
         column, offset = _text(message, offset + 1)
         columns.append(column)
-        _TYPE.unpack_from(message, offset)
+        types.append(_TYPE.unpack_from(message, offset)[0])
         offset += _TYPE.size
-    return Relation(oid, f"{schema}.{name}", tuple(columns), {column: i for i, column in enumerate(columns)})
+    return Relation(oid, f"{schema}.{name}", tuple(columns), tuple(types))
 
 
 def _inserted(message: bytes) -> tuple[int, Columns, int]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -30,8 +31,16 @@ _INT32 = struct.Struct(">i")
 _ARRAY = struct.Struct(">iiI")
 _DIMENSION = struct.Struct(">ii")
 
-Produced = tuple[str, bytes | None, bytes | None, list[tuple[str, str | bytes | None]]]
-Mapper = Callable[[Columns, bytes], Produced]
+ProducedHeaders = list[tuple[str, str | bytes | None]]
+Produced = tuple[str, bytes | None, bytes | None, ProducedHeaders]
+Mapper = Callable[[Columns, bytes, int], Produced]
+
+EVENT, OUTBOX = "fencepost.event", "fencepost.outbox"
+# What Debezium's EventRouter reads by default, and the topic it then sends to
+# (https://debezium.io/documentation/reference/stable/transformations/outbox-event-router.html).
+_DEBEZIUM = ("id", "aggregatetype", "aggregateid", "payload")
+_DEBEZIUM_TOPIC = "outbox.event."
+_POSITION_IN_LETTER = b',"position":"'
 
 
 @dataclass(frozen=True)
@@ -43,41 +52,50 @@ class Naming:
 
 
 def mapper(table: Relation, naming: Naming) -> Mapper:
-    """The function from a row's columns and its position to (topic, key, value, headers).
+    """The function from a row to (topic, key, value, headers).
+
+    It takes the row's columns, the position of its transaction with a slash behind it, and the row's place among those
+    of its transaction, which stands in for its number in rows that were written before rows had one.
 
     Raises:
-        RelayBlocked: the table is none of ours, or lacks a column.
+        RelayBlocked: the table is none that can be sent, or lacks a column.
     """
-    build = {"fencepost.event": _event_mapper, "fencepost.outbox": _outbox_mapper}.get(table.name)
-    if build is None:
-        raise RelayBlocked(
-            f"the publication holds the table {table.name}, which the relay does not know how to send"
-        )
+    index = table.index
     try:
-        return build(table.index, naming)
+        if table.name == EVENT:
+            return _event_mapper(index, naming)
+        if table.name == OUTBOX:
+            return _outbox_mapper(index)
     except KeyError as error:
         raise RelayBlocked(f"the table {table.name} has no column {error}; run: streams migrate") from error
+    if all(name in index for name in _DEBEZIUM):
+        return _debezium_mapper(table)
+    raise RelayBlocked(
+        f"the publication holds the table {table.name}, which the relay does not know how to send: it is none of "
+        f"fencepost's, and has not the columns of Debezium's outbox ({', '.join(_DEBEZIUM)})"
+    )
 
 
 def _event_mapper(index: dict[str, int], naming: Naming) -> Mapper:
     names = ("resource_type", "resource_id", "version", "id", "type", "payload", "traceparent", "recorded_at")
     kind, key, version, id_, type_, payload, trace, recorded = (index[name] for name in names)
+    number = _numbers(index)
     topics: dict[bytes, str] = {}
     fixed = [(CE_SPECVERSION, b"1.0"), (CE_SOURCE, naming.source.encode())]
 
-    def produced(row: Columns, position: bytes) -> Produced:
+    def produced(row: Columns, position: bytes, place: int) -> Produced:
         resource_type = _present(row[kind])
         topic = topics.get(resource_type)
         if topic is None:
             topic = topics[resource_type] = naming.topic_prefix + resource_type.decode()
-        headers: list[tuple[str, str | bytes | None]] = [
+        headers: ProducedHeaders = [
             *fixed,
             (CE_ID, uuid_text(_present(row[id_]))),
             (CE_TYPE, row[type_]),
             (CE_TIME, time_text(_present(row[recorded]))),
             (CE_SUBJECT, row[key]),
             (FP_VERSION, b"%d" % int.from_bytes(_present(row[version]), "big")),
-            (FP_POSITION, position),
+            (FP_POSITION, position + number(row, place)),
         ]
         if row[trace] is not None:
             headers.append((TRACEPARENT, row[trace]))
@@ -86,23 +104,104 @@ def _event_mapper(index: dict[str, int], naming: Naming) -> Mapper:
     return produced
 
 
-def _outbox_mapper(index: dict[str, int], naming: Naming) -> Mapper:  # noqa: ARG001 - one signature for all tables
+def _outbox_mapper(index: dict[str, int]) -> Mapper:
     names = ("topic", "key", "payload", "header_names", "header_values")
     topic, key, payload, header_names, header_values = (index[name] for name in names)
+    number = _numbers(index)
 
-    def produced(row: Columns, position: bytes) -> Produced:
+    def produced(row: Columns, position: bytes, place: int) -> Produced:
         names = [_present(name).decode() for name in array(_present(row[header_names]))]
         values = array(_present(row[header_values]))
+        at = position + number(row, place)
         if names and names[-1] == FP_ERROR:
             # A dead letter is its original and the error, and nothing more: the position goes into the error.
-            values[-1] = _present(values[-1]).removesuffix(b"}") + b',"position":"' + position + b'"}'
+            values[-1] = _present(values[-1]).removesuffix(b"}") + _POSITION_IN_LETTER + at + b'"}'
         else:
             names.append(FP_POSITION)
-            values.append(position)
-        headers: list[tuple[str, str | bytes | None]] = [*zip(names, values, strict=True)]
+            values.append(at)
+        headers: ProducedHeaders = [*zip(names, values, strict=True)]
         return _present(row[topic]).decode(), row[key], row[payload], headers
 
     return produced
+
+
+def _debezium_mapper(table: Relation) -> Mapper:
+    index = table.index
+    id_, kind, key, payload = (index[name] for name in _DEBEZIUM)
+    id_text, kind_text, key_text, payload_text = (_text_of(table, name) for name in _DEBEZIUM)
+
+    def produced(row: Columns, position: bytes, place: int) -> Produced:
+        headers: ProducedHeaders = [("id", id_text(row[id_])), (FP_POSITION, position + b"%d" % place)]
+        topic = _DEBEZIUM_TOPIC + _present(kind_text(row[kind])).decode()
+        return topic, key_text(row[key]), payload_text(row[payload]), headers
+
+    return produced
+
+
+def _numbers(index: dict[str, int]) -> Callable[[Columns, int], bytes]:
+    """What tells a row from all others, the same whichever way it was read."""
+    sequence = index.get("sequence")
+
+    def number(row: Columns, place: int) -> bytes:
+        value = None if sequence is None else row[sequence]
+        return b"%d" % (place if value is None else int.from_bytes(value, "big"))
+
+    return number
+
+
+def _text_of(table: Relation, column: str) -> Callable[[bytes | None], bytes | None]:
+    """The function from a column's binary form to the bytes that Debezium sends of it."""
+    oid = table.types[table.index[column]]
+    form = _TEXT_FORMS.get(oid)
+    if form is None:
+        raise RelayBlocked(
+            f"the column {column} of the table {table.name} has the type with oid {oid}; the relay sends text, varchar, "
+            "bytea, json, jsonb, uuid and integers"
+        )
+    return lambda value: None if value is None else form(value)
+
+
+def _decimal(value: bytes) -> bytes:
+    return b"%d" % int.from_bytes(value, "big", signed=True)
+
+
+def _as_is(value: bytes) -> bytes:
+    return value
+
+
+def identity(
+    topic: str,
+    key: bytes | None,
+    value: bytes | None,
+    headers: Iterable[tuple[str, str | bytes | None]],
+) -> bytes:
+    """A digest that is the same for the same row, whichever way and however often it is read.
+
+    So without the position of its transaction, which a relay that polls does not know, and with the row's number,
+    which tells rows of equal content apart.
+    """
+    digest = hashlib.blake2b(topic.encode(), digest_size=16)
+    for part in (
+        key,
+        value,
+        *(part for name, content in headers for part in (name, _lasting(name, content))),
+    ):
+        content = part.encode() if isinstance(part, str) else part
+        # Lengths, so that no two different records make the same bytes; -1 for what is absent.
+        digest.update((-1 if content is None else len(content)).to_bytes(8, "big", signed=True))
+        digest.update(content or b"")
+    return digest.digest()
+
+
+def _lasting(name: str, content: str | bytes | None) -> str | bytes | None:
+    if not isinstance(content, bytes):
+        return content
+    if name == FP_POSITION:
+        return content.rpartition(b"/")[2]
+    if name == FP_ERROR:
+        error, _, position = content.rpartition(_POSITION_IN_LETTER)
+        return error + position.rpartition(b"/")[2]
+    return content
 
 
 def array(value: bytes) -> list[bytes | None]:
@@ -161,3 +260,17 @@ def _present(value: bytes | None) -> bytes:
     if value is None:
         raise RelayBlocked("a column that is NOT NULL arrived as NULL; was the table altered by hand?")
     return value
+
+
+_TEXT_FORMS: dict[int, Callable[[bytes], bytes]] = {
+    17: _as_is,  # bytea
+    20: _decimal,  # int8
+    21: _decimal,  # int2
+    23: _decimal,  # int4
+    25: _as_is,  # text
+    114: _as_is,  # json
+    1042: _as_is,  # char(n)
+    1043: _as_is,  # varchar
+    2950: uuid_text,
+    3802: lambda value: value[1:],  # jsonb: a version, then the text
+}

@@ -5,18 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from psycopg import sql
-
-from streams.errors import RelayBlocked
+from streams.errors import ConfigurationError, RelayBlocked
 from streams.relay.pgoutput import position_from_text, position_text
-from streams.stores.postgres import Connection, connect, require_logical
+from streams.relay.rows import EVENT, OUTBOX
+from streams.relay.source import Server
+from streams.stores.postgres import PRIVILEGE_ERRORS, Connection, connect, require_logical, sql
+
+# How a relay's connections call themselves in pg_stat_activity.
+ACTIVE, WATCH = "fencepost relay", "fencepost relay, watching"
+LACKS_REPLICATION = (
+    "the role of STREAMS_DATABASE_URL may not read the log; run as a superuser: ALTER ROLE <role> REPLICATION "
+    "(or set STREAMS_RELAY_SOURCE=poll, which needs no such right)"
+)
 
 _SLOT = """
 SELECT active, active_pid, confirmed_flush_lsn::text, plugin, slot_type, wal_status, database = current_database(),
     pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn)::bigint
 FROM pg_replication_slots WHERE slot_name = %s"""
 
-_ROWS = "SELECT EXISTS (SELECT FROM fencepost.event) OR EXISTS (SELECT FROM fencepost.outbox)"
+BEGIN_ANEW = (
+    "Begin from now, start the relay, and let the audit send what did not reach its topic: streams relay begin; "
+    "streams relay run; streams relay audit --repair"
+)
+
+_PUBLICATION = """
+SELECT pubinsert, pubviaroot, ARRAY(
+    SELECT schemaname || '.' || tablename FROM pg_publication_tables t WHERE t.pubname = p.pubname), puballtables
+FROM pg_publication p WHERE pubname = %s"""
+
+ROWS_EXIST = "SELECT EXISTS (SELECT FROM fencepost.event) OR EXISTS (SELECT FROM fencepost.outbox)"
+FAILOVER_SLOTS = 17_00_00
 
 
 @dataclass(frozen=True)
@@ -30,72 +48,114 @@ class Slot:
     behind_bytes: int
 
 
-@dataclass(frozen=True)
-class Server:
-    """Which server holds the log. A copy of it has the same system; from its promotion on, another timeline."""
-
-    system: str
-    timeline: int
-    written: int
-
-
 def find(connection: Connection, name: str) -> Slot | None:
     """The slot, or None where there is none.
 
     Raises:
-        RelayBlocked: a slot of that name is not one the relay can read, or has lost its log.
+        ConfigurationError: a slot of that name is not one the relay can read.
+        RelayBlocked: the slot has lost its log.
     """
     row = connection.execute(_SLOT, (name,)).fetchone()
     if row is None:
         return None
     _, pid, confirmed, plugin, kind, wal_status, ours, behind = row
     if kind != "logical" or plugin != "pgoutput" or not ours:
-        raise RelayBlocked(
-            f"replication slot {name} is a {kind} slot of plugin {plugin}, or of another database; set STREAMS_SLOT"
+        raise ConfigurationError(
+            f"replication slot {name} is a {kind} slot of plugin {plugin}, or of another database; "
+            "set STREAMS_SLOT to a name of the relay's own"
         )
     if wal_status == "lost":
         raise RelayBlocked(
             f"replication slot {name} has lost its log (max_slot_wal_keep_size): events since {confirmed} may be missing "
-            f"from their topics. Compare them (streams relay audit), then drop the slot with SELECT pg_drop_replication_slot('{name}')"
+            "from their topics. {BEGIN_ANEW}"
         )
     return Slot(name, pid, position_from_text(confirmed), wal_status, int(behind or 0))
 
 
-def ensure(database_url: str, name: str) -> Slot:
+def ensure(database_url: str, name: str, publication: str = "fencepost") -> Slot:
     """The slot, made if the tables are still empty.
 
     A slot sees only what commits after it was made. Where there are rows already and no slot, some of them
     would never be sent, so that is refused rather than begun silently from now.
 
     Raises:
+        ConfigurationError: the server, the role or the publication is not as a relay needs it. Nothing was made.
         RelayBlocked: rows are there and the slot is not.
-        ServerUnavailable: the database does not answer or has not wal_level=logical.
+        ServerUnavailable: the database does not answer.
     """
     with connect(database_url, name="fencepost relay", autocommit=True) as connection:
         require_logical(connection)
+        require_publication(connection, publication)
         found = find(connection, name)
         if found is not None:
             return found
-        connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (name,))
+        make(connection, name)
         # After the slot: a row that committed in between is in the slot's log and in the table, and refused too.
-        row = connection.execute(_ROWS).fetchone()
+        row = connection.execute(ROWS_EXIST).fetchone()
         if row is not None and row[0]:
-            connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
-            raise RelayBlocked(
-                f"there is no replication slot {name}, and the database holds events that a new one would not see. "
-                "If it was dropped, or this is a restored or promoted server, find out which events reached their topics: streams relay audit. "
-                f"To begin from now all the same: SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')"
-            )
+            drop(connection, name)
+            raise RelayBlocked(missing(name))
         made = find(connection, name)
         assert made is not None, "made above, on this connection"  # noqa: S101
         return made
 
 
+def make(connection: Connection, name: str) -> None:
+    """Makes the slot; one that standbys of the server keep too, where the server can."""
+    failover = ", failover => true" if connection.info.server_version >= FAILOVER_SLOTS else ""
+    statement = f"SELECT pg_create_logical_replication_slot(%s, 'pgoutput'{failover})"
+    try:
+        connection.execute(statement.encode(), (name,))
+    except PRIVILEGE_ERRORS as error:
+        raise ConfigurationError(LACKS_REPLICATION) from error
+
+
+def exists(connection: Connection, name: str) -> bool:
+    """Whether there is a slot of that name, in whatever state."""
+    return connection.execute(_SLOT, (name,)).fetchone() is not None
+
+
+def drop(connection: Connection, name: str) -> None:
+    connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
+
+
+def require_publication(connection: Connection, publication: str) -> None:
+    """Raises ConfigurationError where the publication is not there, or would leave rows out."""
+    row = connection.execute(_PUBLICATION, (publication,)).fetchone()
+    if row is None:
+        raise ConfigurationError(
+            f"there is no publication {publication}; run: streams migrate, or set STREAMS_PUBLICATION"
+        )
+    inserts, via_root, tables, all_tables = row
+    if all_tables:
+        raise ConfigurationError(
+            f"publication {publication} is FOR ALL TABLES; the relay needs one of the tables it sends: "
+            f"CREATE PUBLICATION fencepost FOR TABLE {EVENT}, {OUTBOX} WITH (publish = 'insert', publish_via_partition_root)"
+        )
+    if not inserts or (not via_root and OUTBOX in tables):
+        raise ConfigurationError(
+            f"publication {publication} does not publish inserts as rows of the tables it names; run: "
+            f"ALTER PUBLICATION {publication} SET (publish = 'insert', publish_via_partition_root = true)"
+        )
+    lacking = [table for table in (EVENT, OUTBOX) if table not in tables]
+    if not tables or (lacking and publication == "fencepost"):
+        raise ConfigurationError(
+            f"publication {publication} lacks {' and '.join(lacking)}: rows of it would never be sent; "
+            f"run: ALTER PUBLICATION {publication} ADD TABLE {', '.join(lacking)}"
+        )
+
+
+def missing(name: str) -> str:
+    return (
+        f"there is no replication slot {name}, and the database holds events that a new one would not see. "
+        f"It was dropped, or this is a restored or promoted server. {BEGIN_ANEW}"
+    )
+
+
 def gone(name: str) -> str:
     return (
-        f"replication slot {name} is gone: it was dropped, or this server was restored or promoted without it. Find out "
-        "which events did not reach their topics (the store has each, its topic's records say fp_version). "
-        f"To begin from now all the same: SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')"
+        f"replication slot {name} is gone: it was dropped, or this server was restored or promoted without it. "
+        f"{BEGIN_ANEW}"
     )
 
 
@@ -147,7 +207,7 @@ def branched_off(history: str, timeline: int) -> int | None:
     return None
 
 
-def start_statement(name: str, position: int) -> sql.Composed:
+def start_statement(name: str, position: int, publication: str) -> sql.Composed:
     return sql.SQL(
-        "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names 'fencepost', binary 'true')"
-    ).format(sql.Identifier(name), sql.SQL(position_text(position)))
+        "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {}, binary 'true')"
+    ).format(sql.Identifier(name), sql.SQL(position_text(position)), sql.Literal(publication))

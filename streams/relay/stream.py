@@ -1,4 +1,4 @@
-"""One connection to the database's log."""
+"""The log stream: PostgreSQL pushes what is committed over a replication connection."""
 
 from __future__ import annotations
 
@@ -9,18 +9,14 @@ from typing import Any
 import psycopg
 from psycopg import conninfo, errors, sql
 
-from streams.errors import RelayBlocked, ServerUnavailable
+from streams.errors import ConfigurationError, RelayBlocked
 from streams.relay import slot
+from streams.relay.decoder import LogDecoder
 from streams.relay.pgoutput import position_from_text, status_update
+from streams.relay.source import LOCK, SILENCE_SECONDS, RequireSame, Server, Sink, StandBy
 from streams.settings import Settings
 
 _STATUS_SECONDS = 1.0
-
-
-class SlotInUse(ServerUnavailable):
-    """Another relay reads the slot; this one stands by."""
-
-
 # A connection that died without a word is noticed within half a minute, on either side of a firewall that forgot it.
 _CONNECTION = {
     "keepalives": 1,
@@ -32,101 +28,117 @@ _CONNECTION = {
 
 
 class LogStream:
-    """A connection to the log; once started, the messages of the slot, without blocking.
+    """One replication connection. Implements ``streams.relay.source.Source``.
 
-    Whatever is asked before ``start`` is asked on this very connection: another could lead to another server.
+    Whatever is asked before the stream starts is asked on this very connection: another could lead to another server.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._slot = settings.slot
-        self._connection = psycopg.connect(
-            **connection_options(settings),
-            autocommit=True,
-            # The log's protocol knows no statement with parameters apart.
-            cursor_factory=psycopg.ClientCursor,
-        )
+        self._slot, self._publication = settings.slot, settings.publication
+        self._connection = connect_to_log(settings)
         self._pg = self._connection.pgconn
-        self._reported = 0
+        self._decoder = LogDecoder()
         self._reported_at = 0.0
+        self._asked = False
+        self.confirmed = 0
+        self.ended = False
 
-    def server(self) -> slot.Server:
-        """Which server this is, and how far it has written."""
-        row = self._connection.execute("IDENTIFY_SYSTEM").fetchone()
-        assert row is not None, "the command answers one row"  # noqa: S101
-        return slot.Server(str(row[0]), int(row[1]), position_from_text(row[2]))
-
-    def history(self, timeline: int) -> str:
-        """Where a timeline and those before it branched off, a line each."""
-        query = sql.SQL("TIMELINE_HISTORY {}").format(sql.Literal(timeline))
-        row = self._connection.execute(query).fetchone()
-        assert row is not None, "the command answers one row"  # noqa: S101
-        return row[1].decode() if isinstance(row[1], bytes) else str(row[1])
-
-    def slot_position(self) -> int:
-        """The position that the slot itself has confirmed.
-
-        Raises:
-            RelayBlocked: there is no such slot here.
-        """
+    def begin(self, require_same: RequireSame) -> int:
+        row = self._connection.execute(sql.SQL(LOCK).format(self._slot)).fetchone()
+        if row is None or not row[0]:
+            raise StandBy(f"another relay reads slot {self._slot}")
+        require_same(self._server(), self._history)
         found = slot.find(self._connection, self._slot)
         if found is None:
             raise RelayBlocked(slot.gone(self._slot))
+        # The slot's own position, not one remembered here: a server that was restored, or took over, has a slot that
+        # is behind, and what lies between the two would never be sent.
+        try:
+            self._connection.execute(slot.start_statement(self._slot, found.confirmed, self._publication))
+        except errors.ObjectInUse as error:
+            raise StandBy(str(error).strip()) from error
+        self._pg.nonblocking = 1
+        self.confirmed = found.confirmed
         return found.confirmed
 
-    def start(self, position: int) -> None:
-        """Begins to read.
-
-        Raises:
-            SlotInUse: another process reads the slot.
-        """
-        try:
-            self._connection.execute(slot.start_statement(self._slot, position))
-        except errors.ObjectInUse as error:
-            raise SlotInUse(str(error).strip()) from error
-        self._pg.nonblocking = 1
-
-    def read(self) -> bytes | None:
-        """The next message, or None where none has arrived yet.
-
-        Raises:
-            psycopg.OperationalError: the connection or the server is gone.
-        """
-        length, data = self._pg.get_copy_data(1)
-        if length == 0:
-            self._pg.consume_input()
-            length, data = self._pg.get_copy_data(1)
-        if length > 0:
-            return bytes(data)
-        if length == 0:
-            return None
-        # After the copy has ended, get_result would repeat itself for ever; the connection is of no further use.
-        raise psycopg.OperationalError(f"the log stream ended: {self._pg.get_error_message()}")
+    def take(self, sink: Sink, limit: int) -> bool:
+        pg, handle = self._pg, self._decoder.handle
+        for _ in range(limit):
+            length, data = pg.get_copy_data(1)
+            if length == 0:
+                pg.consume_input()
+                length, data = pg.get_copy_data(1)
+            if length > 0:
+                if handle(bytes(data), sink):
+                    self._asked = True
+            elif length == 0:
+                return False
+            else:
+                # After the copy has ended, get_result would repeat itself for ever; the connection is of no further use.
+                raise psycopg.OperationalError(f"the log stream ended: {pg.get_error_message()}")
+        return True
 
     def wait(self, seconds: float) -> None:
-        """Returns when something has arrived, or the time is over."""
         select.select([self._pg.socket], [], [], seconds)
 
     def report(self, position: int, *, now: bool = False) -> None:
         """Confirms a position when it has moved or a second has passed; at once where the server asked."""
         clock = time.monotonic()
         due = clock - self._reported_at
-        if not now and due < (_STATUS_SECONDS if position == self._reported else _STATUS_SECONDS / 10):
+        if not (now or self._asked) and due < (
+            _STATUS_SECONDS if position == self.confirmed else _STATUS_SECONDS / 10
+        ):
             return
         self._pg.put_copy_data(status_update(position))
         self._pg.flush()
-        self._reported, self._reported_at = position, clock
+        self.confirmed, self._reported_at, self._asked = position, clock, False
 
     def close(self) -> None:
         self._connection.close()
 
+    def _server(self) -> Server:
+        row = self._connection.execute("IDENTIFY_SYSTEM").fetchone()
+        assert row is not None, "the command answers one row"  # noqa: S101
+        return Server(str(row[0]), int(row[1]), position_from_text(row[2]))
+
+    def _history(self, timeline: int) -> str:
+        query = sql.SQL("TIMELINE_HISTORY {}").format(sql.Literal(timeline))
+        row = self._connection.execute(query).fetchone()
+        assert row is not None, "the command answers one row"  # noqa: S101
+        return row[1].decode() if isinstance(row[1], bytes) else str(row[1])
+
+
+def connect_to_log(settings: Settings) -> psycopg.Connection[Any]:
+    """A replication connection.
+
+    Raises:
+        ConfigurationError: the role may not replicate.
+        psycopg.OperationalError: the server is not there, or has no sender left.
+    """
+    try:
+        return psycopg.connect(
+            **connection_options(settings),
+            autocommit=True,
+            # The log's protocol knows no statement with parameters apart.
+            cursor_factory=psycopg.ClientCursor,
+        )
+    except psycopg.OperationalError as error:
+        if "REPLICATION" in str(error) or "replication role" in str(error):
+            raise ConfigurationError(slot.LACKS_REPLICATION) from error
+        raise
+
 
 def connection_options(settings: Settings) -> dict[str, Any]:
     """The options of the log's connection; what the database's URL says goes before."""
+    url = conninfo.conninfo_to_dict(settings.database_url)
+    silence = f"-c wal_sender_timeout={SILENCE_SECONDS * 1_000}"
     return {
         **_CONNECTION,
         "connect_timeout": max(2, int(settings.connect_seconds)),
-        **conninfo.conninfo_to_dict(settings.database_url),
+        **url,
+        # Of two, the later one holds.
+        "options": f"{silence} {url.get('options', '')}".strip(),
         "replication": "database",
-        "application_name": "fencepost relay",
+        "application_name": slot.ACTIVE,
         "client_encoding": "UTF8",
     }

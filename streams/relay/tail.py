@@ -7,17 +7,16 @@ makes the same bytes, its position in the log among them, so what is there need 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from streams.broker import kafka
 from streams.broker.kafka import Place
 from streams.event import FP_ERROR, FP_POSITION, Record
 from streams.observe import metrics
 from streams.relay.pgoutput import position_from_text
-from streams.relay.rows import Produced
+from streams.relay.rows import Produced, identity
 from streams.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -78,8 +77,8 @@ class Tail:
         """
         topic, key, value, headers = record
         if key is None:
-            return _digest(topic, key, value, headers) in self._held
-        if (topic, key) not in self._sent_keys and _digest(topic, key, value, headers) in self._held:
+            return identity(topic, key, value, headers) in self._held
+        if (topic, key) not in self._sent_keys and identity(topic, key, value, headers) in self._held:
             return True
         self._sent_keys.add((topic, key))
         return False
@@ -93,7 +92,7 @@ class Tail:
                 continue  # another producer's; it says nothing about ours
             oldest.setdefault((record.topic, record.partition), position)
             if position >= self._confirmed:
-                self._held.add(_digest(record.topic, record.key, record.value, record.headers))
+                self._held.add(identity(record.topic, record.key, record.value, record.headers))
                 self.horizon = max(self.horizon, position)
         return oldest
 
@@ -125,15 +124,3 @@ def _position_of_letter(error: bytes | None) -> bytes | None:
         return str(json.loads(error or b"")["position"]).encode()
     except (ValueError, KeyError, TypeError):
         return None
-
-
-def _digest(
-    topic: str, key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, str | bytes | None]]
-) -> bytes:
-    digest = hashlib.blake2b(topic.encode(), digest_size=16)
-    for part in (key, value, *(part for name, content in headers for part in (name, content))):
-        content = part.encode() if isinstance(part, str) else part
-        # Lengths, so that no two different records make the same bytes; -1 for what is absent.
-        digest.update((-1 if content is None else len(content)).to_bytes(8, "big", signed=True))
-        digest.update(content or b"")
-    return digest.digest()

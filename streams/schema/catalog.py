@@ -13,6 +13,7 @@ import dataclasses
 import difflib
 import io
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,42 +29,48 @@ from streams.schema.binding import Binding, bind
 MARKER = b"\xc3\x01"
 HEADER_LENGTH = 10
 
+# fastavro answers malformed definitions with whatever its code met first
+_MALFORMED = (ValueError, TypeError, KeyError, AttributeError, fastavro.schema.SchemaParseException)
+
 T = TypeVar("T")
 _ATTRIBUTE = "__fencepost_binding__"
 
 
 @dataclass(frozen=True)
 class Schema:
-    """One version of one event type's schema."""
+    """One version of one event type's schema.
+
+    Attributes:
+        definition: the file's text, with the documentation, defaults and logical types that a fingerprint leaves out.
+    """
 
     name: str
     path: Path
+    definition: str
     parsed: Any
     prefix: bytes
 
     @classmethod
     def read(cls, path: Path) -> Schema:
         try:
-            source = json.loads(path.read_text())
+            definition = path.read_text()
+            source = json.loads(definition)
             parsed = fastavro.parse_schema(source)
-            crc = fingerprint(to_parsing_canonical_form(source), "CRC-64-AVRO")
-        # fastavro answers malformed definitions with whatever its code met first
-        except (
-            ValueError,
-            TypeError,
-            KeyError,
-            AttributeError,
-            fastavro.schema.SchemaParseException,
-        ) as error:
+            prefix = _prefix(source)
+        except _MALFORMED as error:
             raise SchemaError(f"{path} is not an Avro schema: {error}") from error
         if not isinstance(source, dict) or source.get("type") != "record" or "fields" not in source:
             raise SchemaError(f"{path} must define a record, since an event has named fields")
-        # The hexadecimal digits stand in the order of the wire already, least significant byte first.
-        return cls(source["name"], path, parsed, MARKER + bytes.fromhex(crc))
+        return cls(source["name"], path, definition, parsed, prefix)
 
     @property
     def fingerprint(self) -> str:
         return self.prefix[2:].hex()
+
+    @property
+    def full_name(self) -> str:
+        """Its name with the namespace."""
+        return str(self.parsed["name"])
 
 
 class Catalog:
@@ -129,6 +136,12 @@ class Catalog:
         """The schema that events of this name are written with today."""
         return self._current.get(name)
 
+    def history(self, schema: Schema) -> list[Schema]:
+        """The schemas that events of the same record were written with before this one, the oldest first."""
+        versions = [each for each in self._by_prefix.values() if each.full_name == schema.full_name]
+        versions.sort(key=self._age)
+        return versions[: versions.index(schema)]
+
     def _add(self, schema: Schema) -> None:
         file_name, *version = schema.path.stem.split(".")
         if file_name != schema.name:
@@ -143,11 +156,17 @@ class Catalog:
                 )
             self._current[schema.name] = schema
 
+    def _age(self, schema: Schema) -> tuple[bool, list[int]]:
+        """What the versions of a record are ordered by: v2 before v10, and today's behind them all."""
+        numbers = re.findall(r"\d+", schema.path.stem.partition(".")[2])
+        return schema is self._current.get(schema.name), [int(number) for number in numbers]
+
     def _reader(self, value: bytes) -> Callable[[io.BytesIO], Any]:
         prefix = value[:HEADER_LENGTH]
         if not prefix.startswith(MARKER) or len(prefix) < HEADER_LENGTH:
+            hint = "; Confluent's wire format needs STREAMS_REGISTRY_URL" if prefix[:1] == b"\x00" else ""
             raise UndecodableRecord(
-                f"the value is not Avro single-object encoding (it begins with {prefix[:2].hex()})"
+                f"the value is not Avro single-object encoding (it begins with {prefix[:2].hex()}{hint})"
             )
         writer = self._by_prefix.get(prefix)
         if writer is None:
@@ -157,6 +176,18 @@ class Catalog:
             raise UnknownSchema(f"{prefix[2:].hex()} ({writer.name}, which has no event class)")
         self._readers[prefix] = read = _reader(writer, binding)
         return read
+
+
+def prefix_of(definition: str) -> bytes:
+    """What stands before a body that was written with this schema.
+
+    Raises:
+        SchemaError: the text is not an Avro schema.
+    """
+    try:
+        return _prefix(json.loads(definition))
+    except _MALFORMED as error:
+        raise SchemaError(f"not an Avro schema: {error}") from error
 
 
 def encode(event: object) -> bytes:
@@ -195,6 +226,11 @@ def fields_of(event: object) -> dict[str, Any]:
     return (
         dataclasses.asdict(event) if dataclasses.is_dataclass(event) and not isinstance(event, type) else {}
     )
+
+
+def _prefix(source: Any) -> bytes:
+    # The hexadecimal digits stand in the order of the wire already, least significant byte first.
+    return MARKER + bytes.fromhex(fingerprint(to_parsing_canonical_form(source), "CRC-64-AVRO"))
 
 
 def _reader(writer: Schema, binding: Binding) -> Callable[[io.BytesIO], Any]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from typing import Any
 
 import psycopg
+from psycopg import sql as sql  # noqa: PLC0414 - for those who compose statements and import no driver
 
 from streams.errors import ConfigurationError, ServerUnavailable
 
@@ -15,6 +17,15 @@ DATABASE_ERRORS = (psycopg.Error,)
 
 # Of these the connection may be gone; what they mean inside a transaction is for fault_of to say.
 CONNECTION_ERRORS = (psycopg.OperationalError, psycopg.InterfaceError)
+PRIVILEGE_ERRORS = (psycopg.errors.InsufficientPrivilege,)
+# Somebody else holds what was asked for, and did not let go in time.
+LOCK_ERRORS = (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled, psycopg.errors.ObjectInUse)
+
+# What a server answers who does not know us. Before a session there is no SQLSTATE, only these words.
+_STRANGERS = re.compile(
+    r"authentication failed|role \S+ does not exist|database \S+ does not exist|no pg_hba\.conf entry"
+    r"|no password supplied|resolve host|translate host name|is not permitted to log in|SSL"
+)
 
 
 class Fault(Enum):
@@ -73,6 +84,7 @@ def connect(
     transaction in which nothing happens for half a minute, and either side notices a silent peer in about as long.
 
     Raises:
+        ConfigurationError: the URL cannot be read, or the server does not know whom it names.
         ServerUnavailable: with the server's own words and what to check.
     """
     try:
@@ -91,6 +103,11 @@ def connect(
     except psycopg.ProgrammingError as error:
         raise ConfigurationError(f"STREAMS_DATABASE_URL cannot be read: {error}") from error
     except psycopg.OperationalError as error:
+        if _STRANGERS.search(str(error)):
+            raise ConfigurationError(
+                f"PostgreSQL does not let us in ({_first_line(error)}); check STREAMS_DATABASE_URL "
+                "(special characters of a password in a URL are written as %XX)"
+            ) from error
         raise ServerUnavailable(
             f"PostgreSQL does not answer ({_first_line(error)}); "
             "check STREAMS_DATABASE_URL, or start local servers with: streams dev up"
@@ -116,12 +133,12 @@ def require_migrated(connection: Connection, newest: str) -> None:
 
 
 def require_logical(connection: Connection) -> None:
-    """Raises ServerUnavailable where the server writes too little into its log to be read by a relay."""
+    """Raises ConfigurationError where the server writes too little into its log to be read by a relay."""
     row = connection.execute("SELECT current_setting('wal_level')").fetchone()
     if row is None or row[0] != "logical":
-        raise ServerUnavailable(
+        raise ConfigurationError(
             f"PostgreSQL runs with wal_level={row[0] if row else '?'}, the relay reads the log and needs 'logical'; "
-            "run: ALTER SYSTEM SET wal_level = logical; and restart the server"
+            "run: ALTER SYSTEM SET wal_level = logical; and restart the server, or set STREAMS_RELAY_SOURCE=poll"
         )
 
 

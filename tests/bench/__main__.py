@@ -1,4 +1,4 @@
-"""Measures on real servers: ``python -m tests.bench relay|consume [--json] [--events N]``."""
+"""Measures on real servers: ``python -m tests.bench relay|consume``."""
 
 from __future__ import annotations
 
@@ -8,25 +8,58 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from tests.bench import consume, relay
-from tests.bench.setting import bench_settings
+from streams.settings import Settings
+from tests.bench import consume, growth, peer, relay
+from tests.bench.setting import bench_servers
 
-BENCHES: dict[str, Callable[..., dict[str, Any]]] = {"relay": relay.measure, "consume": consume.measure}
+Row = dict[str, Any]
+Measure = Callable[[Settings, int | None], Row | list[Row]]
+
+PEERS: dict[str, Measure] = {"debezium": peer.measure}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
-    parser.add_argument("bench", choices=BENCHES)
-    parser.add_argument("--events", type=int, default=200_000, help="how many events (default %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print one line of JSON")
-    arguments = parser.parse_args()
-    with bench_settings() as settings:
-        figures = BENCHES[arguments.bench](settings, arguments.events)
+    arguments = parse()
+    with bench_servers() as servers:
+        result = chosen(arguments)(servers, arguments.events)
     if arguments.json:
-        sys.stdout.write(json.dumps(figures) + "\n")
-        return
-    for name, figure in figures.items():
-        sys.stdout.write(f"{name:24} {figure:>14,}\n")
+        sys.stdout.write(json.dumps(result) + "\n")
+    elif isinstance(result, list):
+        sys.stdout.write(table(result))
+    else:
+        sys.stdout.write("".join(f"{name:24} {figure:>14,}\n" for name, figure in result.items()))
+
+
+def parse() -> argparse.Namespace:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--events", type=int, help="how many events, or as many as suit the bench")
+    common.add_argument("--json", action="store_true", help="print one line of JSON")
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    benches = parser.add_subparsers(dest="bench", required=True)
+    relaying = benches.add_parser("relay", parents=[common], help=relay.__doc__)
+    further = relaying.add_mutually_exclusive_group()
+    further.add_argument("--peer", choices=PEERS, help="and a peer over the same backlog, with latencies")
+    further.add_argument("--growth", action="store_true", help="over backlogs of other shapes")
+    benches.add_parser("consume", parents=[common], help=consume.__doc__)
+    return parser.parse_args()
+
+
+def chosen(arguments: argparse.Namespace) -> Measure:
+    if arguments.bench == "consume":
+        return consume.measure
+    if arguments.growth:
+        return growth.measure
+    return PEERS[arguments.peer] if arguments.peer else relay.measure
+
+
+def table(rows: list[Row]) -> str:
+    """A line for each row, below the names; the columns as wide as what is in them."""
+    lines = [list(rows[0]), *([f"{figure:,}" for figure in row.values()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "".join(
+        "  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)) + "\n"
+        for line in lines
+    )
 
 
 main()

@@ -22,9 +22,11 @@ from streams.event import (
 )
 from streams.settings import Settings
 from tests.bench.app import TABLE, app, payload
-from tests.bench.setting import metered, prepare, rate
+from tests.bench.meter import Figures, measured, metered
+from tests.bench.setting import fresh, prepare
 from tests.processes import start, stop, streams
 
+EVENTS = 200_000
 RESOURCES = 1_000
 BATCH = 2_000
 UPSERT = """
@@ -33,20 +35,20 @@ ON CONFLICT (order_id) DO UPDATE SET version = excluded.version, customer_id = e
     total_cents = excluded.total_cents, currency = excluded.currency WHERE t.version < excluded.version"""
 
 
-def measure(settings: Settings, events: int) -> dict[str, Any]:
-    prepare(settings, app)
-    with psycopg.connect(settings.database_url, autocommit=True) as connection:
-        connection.execute(TABLE)
-    produce(kafka.producer(settings), f"{settings.topic_prefix}order", events)
-    limit = limit_rate(settings, events)
-    mine, cpu, rss = processor_rate(settings, events)
+def measure(servers: Settings, events: int | None = None) -> dict[str, Any]:
+    events = events or EVENTS
+    with fresh(servers) as settings:
+        prepare(settings, app)
+        with psycopg.connect(settings.database_url, autocommit=True) as connection:
+            connection.execute(TABLE)
+        produce(kafka.producer(settings), f"{settings.topic_prefix}order", events)
+        limit = limit_rate(settings, events)
+        mine = processed(settings, events)
     return {
         "events": events,
-        "events_per_s": round(mine),
+        **mine.named(),
         "limit_events_per_s": round(limit),
-        "ratio": round(mine / limit, 3),
-        "cpu_s": cpu,
-        "rss_mb": rss,
+        "ratio": round(mine.events_per_s / limit, 3),
     }
 
 
@@ -74,11 +76,11 @@ def produce(producer: Producer, topic: str, events: int) -> None:
     producer.flush()
 
 
-def processor_rate(settings: Settings, events: int) -> tuple[float, float, float]:
+def processed(settings: Settings, events: int) -> Figures:
     process = start(streams("run", "tests.bench.app:app"), settings)
     try:
         with (
-            metered(process.pid) as usage,
+            metered(process) as meter,
             psycopg.connect(settings.database_url, autocommit=True) as connection,
         ):
 
@@ -88,11 +90,9 @@ def processor_rate(settings: Settings, events: int) -> tuple[float, float, float
                 ).fetchone()
                 return row[0] if row else 0
 
-            measured = rate(count, events)
-            used = usage()
+            return measured(meter, count, events)
     finally:
         stop(process)
-    return measured, used.cpu_s, used.rss_mb
 
 
 def limit_rate(settings: Settings, events: int) -> float:

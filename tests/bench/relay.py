@@ -2,43 +2,75 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-import psycopg
-
-from streams.broker.kafka import end_offsets
+import schemas
+from streams import App, Topic
 from streams.settings import Settings
-from tests.bench.app import app, payload
-from tests.bench.setting import metered, prepare, rate
-from tests.processes import start, stop, streams
+from tests.bench import backlog
+from tests.bench.backlog import Shape
+from tests.bench.meter import Figures, Running, counter, measured, metered
+from tests.bench.setting import fresh, prepare
+from tests.processes import Process, start, stop, streams
 
-# 1,000 resources, five events in each transaction, as services write them.
-FILL = """
-INSERT INTO fencepost.event (resource_type, resource_id, version, id, type, payload)
-SELECT 'order', 'o' || (n %% 1000), n / 1000 + 1, gen_random_uuid(), 'OrderPlaced', %s
-FROM generate_series(%s::int, %s::int) n"""
-
-
-def fill(settings: Settings, events: int, per_transaction: int = 5) -> None:
-    value = payload()
-    with psycopg.connect(settings.database_url) as connection:
-        connection.execute("SET synchronous_commit = off")
-        connection.commit()
-        for first in range(0, events, per_transaction):
-            connection.execute(FILL, (value, first, min(first + per_transaction, events) - 1))
-            connection.commit()
-        connection.execute("CHECKPOINT")
+EVENTS = 200_000
+# Everybody who reads the store writes to a topic of its own, and reads through a slot of its own.
+OURS, LIMIT, PEER = "order", "limit.order", "peer.order"
 
 
-def measure(settings: Settings, events: int) -> dict[str, Any]:
-    prepare(settings, app)
-    fill(settings, events)
-    topic = f"{settings.topic_prefix}order"
-    relay = start(streams("relay", "run"), settings)
+def measure(servers: Settings, events: int | None = None) -> dict[str, Any]:
+    """The relay alone."""
+    events = events or EVENTS
+    with written(servers, events, Shape()) as settings:
+        count = counter(settings, topic_of(settings, OURS))
+        with relay(settings) as process:
+            return {"events": events, **drained(process, count, events).named()}
+
+
+@contextmanager
+def written(servers: Settings, events: int, shape: Shape, *others: str) -> Iterator[Settings]:
+    """A database with a backlog that neither the relay's slot nor those of the others have sent."""
+    with fresh(servers) as settings:
+        topics = [Topic(name, partitions=shape.partitions) for name in (OURS, *others)]
+        prepare(settings, App("bench", catalog=schemas.catalog, topics=topics))
+        backlog.make_slots(settings, [slot_of(settings, other) for other in others])
+        backlog.write(settings, events, shape)
+        yield settings
+
+
+def slot_of(settings: Settings, reader: str) -> str:
+    return f"{settings.slot}_{reader.partition('.')[0]}"
+
+
+def topic_of(settings: Settings, reader: str) -> str:
+    return settings.topic_prefix + reader
+
+
+@contextmanager
+def relay(settings: Settings) -> Iterator[Process]:
+    with _running(settings, streams("relay", "run")) as process:
+        yield process
+
+
+@contextmanager
+def bare_loop(settings: Settings) -> Iterator[Process]:
+    arguments = [topic_of(settings, LIMIT), slot_of(settings, LIMIT)]
+    with _running(settings, ["-m", "tests.bench.limit", *arguments]) as process:
+        yield process
+
+
+@contextmanager
+def _running(settings: Settings, arguments: list[str]) -> Iterator[Process]:
+    process = start(arguments, settings)
     try:
-        with metered(relay.pid) as usage:
-            events_per_s = rate(lambda: sum(end_offsets(settings, [topic]).values()), events)
-            used = usage()
+        yield process
     finally:
-        stop(relay)
-    return {"events": events, "events_per_s": round(events_per_s), "cpu_s": used.cpu_s, "rss_mb": used.rss_mb}
+        stop(process)
+
+
+def drained(process: Running, count: Callable[[], int], events: int) -> Figures:
+    """The figures of a process that works off the backlog."""
+    with metered(process) as meter:
+        return measured(meter, count, events)

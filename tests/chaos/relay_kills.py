@@ -27,7 +27,7 @@ from streams import App, Settings, Topic, append
 from streams.broker.kafka import end_offsets
 from streams.event import CE_ID, FP_VERSION, Record
 from streams.topics import apply, plan
-from tests.bench.setting import bench_settings, prepare
+from tests.bench.setting import bench_servers, fresh, prepare
 from tests.processes import Process, eventually, start, stop, streams
 from tests.running import everything_in, one
 
@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20, help="how often (default %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     arguments = parser.parse_args()
-    with bench_settings() as settings:
+    with bench_servers() as servers, fresh(servers) as settings:
         prepare(settings, APP)
         figures = relay_kills(settings, arguments.kills)
     if arguments.json:

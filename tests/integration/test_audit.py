@@ -21,7 +21,8 @@ from streams.broker import kafka
 from streams.consume.supervise import Supervisor
 from streams.event import CE_ID, FP_VERSION
 from streams.jobs import redrive
-from streams.observe import audit as observed
+from streams.observe import audit as books
+from streams.observe import topic_audit
 from streams.stores.postgres import Connection, connect
 from tests.processes import ROOT, eventually
 
@@ -158,7 +159,7 @@ def damage_books(bench: Bench) -> None:
     for what, (statement, problem) in BOOKS.items():
         with bench.connection.transaction(force_rollback=True):
             assert bench.connection.execute(statement).rowcount > 0, what
-            problems = [found for group in observed.groups(bench.connection) for found in group.problems]
+            problems = [found for group in books.groups(bench.connection) for found in group.problems]
             assert any(problem in found for found in problems), (what, problems)
 
 
@@ -173,13 +174,13 @@ def damage_read_models(bench: Bench) -> None:
 
 def damage_topics(bench: Bench) -> None:
     topic = f"{bench.settings.topic_prefix}stock"
-    clean = observed.topic(bench.connection, bench.settings, "stock")
+    clean = topic_audit.topic(bench.connection, bench.settings, "stock")
 
     bench.produce(topic, "abandoned-sku", b"", **{FP_VERSION: "1"})
-    assert observed.topic(bench.connection, bench.settings, "stock").unknown == 1
+    assert topic_audit.topic(bench.connection, bench.settings, "stock").unknown == 1
 
     bench.produce(topic, "sku-00", b"", **{FP_VERSION: "1"})
-    assert observed.topic(bench.connection, bench.settings, "stock").repeated == clean.repeated + 1
+    assert topic_audit.topic(bench.connection, bench.settings, "stock").repeated == clean.repeated + 1
 
     for version in (1, 2, 3):  # nobody relays any more, so these stay behind
         bench.connection.execute(
@@ -187,10 +188,10 @@ def damage_topics(bench: Bench) -> None:
             "VALUES ('stock', 'late', %s, gen_random_uuid(), 'StockReceived', '')",
             (version,),
         )
-    assert observed.topic(bench.connection, bench.settings, "stock").missing == 3
+    assert topic_audit.topic(bench.connection, bench.settings, "stock").missing == 3
     for relayed in ("2", "1", "3"):
         bench.produce(topic, "late", b"", **{FP_VERSION: relayed})
-    found = observed.topic(bench.connection, bench.settings, "stock")
+    found = topic_audit.topic(bench.connection, bench.settings, "stock")
     assert (found.missing, found.out_of_order) == (0, 1)
 
 
@@ -200,13 +201,13 @@ def test_confirmations_are_counted_by_their_id(bench: Bench) -> None:
     expected = fold(bench.connection).confirmations
     sent = next(
         record
-        for record in observed.records(bench.settings, bench.notifications)
+        for record in topic_audit.records(bench.settings, bench.notifications)
         if record.key == order_id.encode()
     )
     assert sent.value is not None
 
     def found() -> tuple[int, int, int]:
-        records = observed.records(bench.settings, bench.notifications)
+        records = topic_audit.records(bench.settings, bench.notifications)
         _, differing = audit.confirmations(records, expected)
         return differing.lost, differing.doubled, differing.out_of_order
 
@@ -235,4 +236,4 @@ def test_rolled_back_transactions_never_show(settings: Settings) -> None:
 
 def test_a_topic_that_is_not_there_is_named(settings: Settings) -> None:
     with pytest.raises(ServerUnavailable, match=r"topic no\.such is not there"):
-        list(observed.records(settings, "no.such"))
+        list(topic_audit.records(settings, "no.such"))

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +35,7 @@ from streams.relay.relay import Relay
 from streams.settings import Settings
 from streams.topics import Step, Wanted, apply, plan
 from tests.chaos.relay_kills import Figures, appending, audit
+from tests.integration.relays import arrived, relaying, running_relay
 from tests.processes import eventually, start, streams
 from tests.processes import stop as stop_process
 from tests.running import everything_in, one, produce
@@ -47,45 +45,11 @@ pytestmark = pytest.mark.real
 READER = "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s"
 
 
-@contextmanager
-def running_relay(settings: Settings) -> Iterator[tuple[Relay, list[BaseException]]]:
-    """A relay that runs until the block ends, and what it fell with by then."""
-    stop, fallen = threading.Event(), []
-    relay = Relay(settings, stop)
-
-    def run() -> None:
-        try:
-            relay.run()
-        except BaseException as error:  # noqa: BLE001 - for the test's own thread to look at
-            fallen.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield relay, fallen
-    finally:
-        stop.set()
-        thread.join(20)
-        assert not thread.is_alive()
-
-
-@contextmanager
-def relaying(settings: Settings) -> Iterator[Relay]:
-    """A relay that runs until the block ends, and must not have fallen by then."""
-    with running_relay(settings) as (relay, fallen):
-        yield relay
-    assert not fallen, fallen
-
-
 @pytest.fixture
 def topic(settings: Settings) -> str:
     """The name of the topic of stock events, which is there."""
     apply(plan(App("t", catalog=schemas.catalog, topics=[Topic("stock", partitions=3)]), settings), settings)
     return f"{settings.topic_prefix}stock"
-
-
-def arrived(settings: Settings, topic: str) -> int:
-    return sum(end_offsets(settings, [topic]).values())
 
 
 def receive(connection: psycopg.Connection[Any], sku: str, quantity: int) -> None:
@@ -118,7 +82,8 @@ def test_an_event_travels_with_all_its_headers(
         TRACEPARENT: trace.encode(),
     }
     assert position is not None
-    assert position.endswith(b"/1")
+    number = one(settings, "SELECT sequence FROM fencepost.event")
+    assert position.endswith(b"/%d" % number)
 
 
 def test_what_was_rolled_back_never_appears(
@@ -253,20 +218,6 @@ def test_rows_without_a_slot_are_refused_rather_than_begun_from_now(
     assert one(settings, "SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s", settings.slot) == 0
 
 
-def test_a_record_larger_than_the_topic_takes_stops_the_relay_with_its_name(
-    settings: Settings, connection: psycopg.Connection[Any]
-) -> None:
-    plain = f"{settings.topic_prefix}plain"
-    apply([Step(Wanted(plain, 1, -1), 0)], settings)
-    connection.execute(
-        "INSERT INTO fencepost.outbox (topic, key, payload) VALUES (%s, 'huge', %s)",
-        (plain, b"\x00" * 17 * 1024 * 1024),
-    )
-    connection.commit()
-    with pytest.raises(RelayBlocked, match=rf"topic {plain}, key b'huge', was refused"):
-        Relay(settings, threading.Event()).run()
-
-
 def confirmed(settings: Settings) -> Any:
     return one(
         settings, "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = %s", settings.slot
@@ -291,31 +242,6 @@ def set_limit(settings: Settings, topic: str, size: int) -> None:
     admin = kafka.admin(settings)
     for future in admin.incremental_alter_configs([resource]).values():
         future.result(10)
-
-
-@pytest.mark.parametrize("before", [0, 3], ids=["first of its partition", "after others"])
-def test_nothing_overtakes_a_record_that_the_broker_refused(
-    settings: Settings, connection: psycopg.Connection[Any], before: int
-) -> None:
-    name = small_topic(settings)
-    for n in range(before):
-        publish(connection, name, "k", b"good %d" % n)
-        connection.commit()
-    publish(connection, name, "k", b"first " + os.urandom(970_000))
-    connection.commit()
-    # It does not fit into the batch of the first, and alone in its own it fits the topic.
-    publish(connection, name, "k", b"second" + os.urandom(90_000))
-    connection.commit()
-    good = [b"good %d" % n for n in range(before)]
-    with pytest.raises(RelayBlocked, match=rf"topic {name}, key b'k', was refused: Broker: Message size"):
-        Relay(settings, threading.Event()).run()
-    # The broker takes a batch or refuses it whole, so good ones may be with the refused.
-    found = values(settings, name)
-    assert found == good[: len(found)]
-    set_limit(settings, name, 10_000_000)
-    with relaying(settings):
-        eventually(lambda: arrived(settings, name) == before + 2, "the rest follows")
-    assert values(settings, name) == [*good, b"first ", b"second"]
 
 
 def test_a_record_that_overtook_another_is_sent_again_behind_it(

@@ -10,9 +10,9 @@ import pytest
 from processors.app import app
 from schemas import OrderPaid, OrderPlaced, PaymentCaptured, StockReceived, StockReserved, catalog
 from streams import ConfigurationError, Effects, Event, Halt, StreamsError, append, load, publish
+from streams.broker.partitioner import murmur2
 from streams.dispositions import Disposition
 from streams.testing import Harness, MemoryBroker, MemoryStore, partition_of
-from streams.testing.memory_broker import murmur2
 from streams.testing.memory_store import WriterWaits
 from tests.unit.records import processor
 

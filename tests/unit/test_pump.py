@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +11,11 @@ from confluent_kafka import KafkaError, KafkaException
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streams.broker.partitioner import partition_of
 from streams.errors import RelayBlocked
-from streams.relay.guard import Guard
+from streams.relay.blocked import Lane, Refusal
 from streams.relay.pump import Pump
+from streams.relay.routes import Routes
 from streams.relay.rows import Produced
 
 RECORD: Produced = ("events.order", b"k", b"v", [("ce_id", b"1")])
@@ -37,17 +39,19 @@ class FakeProducer:
     """Acknowledges what it is told to, at the next poll, in the order it is told."""
 
     def __init__(self, room: int = 1_000) -> None:
-        self.produced: list[Delivered] = []
+        self.produced: list[Delivered | None] = []
         self.purged: list[tuple[bool, bool]] = []
         self.room = room
         self.on_poll: Callable[[], None] = lambda: None
+        self.on_produce: Callable[[], None] = lambda: None
         self._answers: deque[tuple[int, KafkaError | None]] = deque()
 
-    def produce(self, *_record: object, on_delivery: Delivered, **_headers: object) -> None:
+    def produce(self, *record: Any) -> None:
         if self.room == 0:
             raise BufferError("queue full")
         self.room -= 1
-        self.produced.append(on_delivery)
+        self.produced.append(record[4])
+        self.on_produce()
 
     def acknowledge(self, number: int, error: KafkaError | None = None) -> None:
         self._answers.append((number, error))
@@ -56,7 +60,9 @@ class FakeProducer:
         self.on_poll()
         while self._answers:
             number, error = self._answers.popleft()
-            self.produced[number](error, Message())
+            answer = self.produced[number]
+            assert answer is not None, "this record was not asked for an answer"
+            answer(error, Message())
         return 0
 
     def purge(self, *, in_queue: bool, in_flight: bool) -> None:
@@ -76,15 +82,38 @@ def pump(producer: FakeProducer) -> Pump:
     return pump_of(producer)
 
 
-def pump_of(producer: FakeProducer, while_waiting: Callable[[], None] = lambda: None) -> Pump:
-    return Pump(producer, 100, while_waiting)  # type: ignore[arg-type]
+PLACE = ("events.order", 0)
+
+
+def pump_of(
+    producer: FakeProducer,
+    while_waiting: Callable[[], None] = lambda: None,
+    suspects: Counter[Lane] | None = None,
+    *,
+    careful: int = 1_000,
+    partitions: int = 1,
+    covered: bool = True,
+) -> Pump:
+    """By default a pump of which every record answers, into a partition that is safe already."""
+    pump = Pump(
+        producer,  # type: ignore[arg-type]
+        100,
+        Routes(lambda _topic: partitions),
+        while_waiting,
+        suspects,
+        careful,
+    )
+    if covered:
+        for partition in range(partitions):
+            pump._guard.learn(("events.order", partition))
+    return pump
 
 
 def transaction(pump: Pump, end: int, records: int = 1) -> None:
-    pump.begin()
     for _ in range(records):
         pump.send(RECORD)
     pump.commit(end)
+    pump.close_group()
 
 
 def test_nothing_is_confirmed_before_its_acknowledgement(pump: Pump, producer: FakeProducer) -> None:
@@ -119,11 +148,11 @@ def test_a_later_transaction_waits_for_an_earlier_one(pump: Pump, producer: Fake
 def test_a_transaction_whose_commit_is_not_read_yet_is_not_confirmed(
     pump: Pump, producer: FakeProducer
 ) -> None:
-    pump.begin()
     pump.send(RECORD)
+    pump.close_group()
     producer.acknowledge(0)
     pump.poll()
-    assert (pump.confirmed, pump.idle) == (100, False)
+    assert pump.confirmed == 100
     pump.commit(200)
     pump.poll()
     assert (pump.confirmed, pump.idle) == (200, True)
@@ -156,9 +185,44 @@ def test_the_confirmed_position_never_goes_back(pump: Pump) -> None:
     assert pump.confirmed == 100
 
 
-def test_a_refused_record_blocks_the_relay_and_says_which(pump: Pump, producer: FakeProducer) -> None:
-    transaction(pump, 200)
+LANE = ("events.order", b"order-1")
+
+
+def test_a_record_that_is_refused_among_others_is_suspected(pump: Pump, producer: FakeProducer) -> None:
+    transaction(pump, 200, records=2)
     producer.acknowledge(0, TOO_LARGE)
+    producer.acknowledge(1, TOO_LARGE)
+    with pytest.raises(Refusal) as refusal:
+        pump.poll()
+    assert (refusal.value.guilty, refusal.value.suspects) == ([], Counter({LANE: 2}))
+
+
+def test_a_suspect_is_sent_with_nothing_else_on_its_way_and_then_found_guilty() -> None:
+    producer = FakeProducer()
+    suspects: Counter[Lane] = Counter({("events.order", b"k"): 1})
+    pump = pump_of(producer, suspects=suspects)
+    producer.on_produce = lambda: producer.acknowledge(0, TOO_LARGE)
+    with pytest.raises(Refusal) as refusal:
+        pump.send(RECORD)
+    assert refusal.value.guilty == [(RECORD, TOO_LARGE)]
+    assert not refusal.value.suspects
+
+
+def test_a_suspect_that_passes_is_one_no_more() -> None:
+    producer = FakeProducer()
+    suspects: Counter[Lane] = Counter({("events.order", b"k"): 1})
+    pump = pump_of(producer, suspects=suspects)
+    producer.on_produce = lambda: producer.acknowledge(0)
+    assert pump.send(RECORD) is None
+    assert not suspects
+    pump.commit(200)
+    pump.poll()
+    assert pump.confirmed == 200
+
+
+def test_a_refusal_that_concerns_the_producer_blocks_the_relay(pump: Pump, producer: FakeProducer) -> None:
+    transaction(pump, 200)
+    producer.acknowledge(0, KafkaError(KafkaError.CLUSTER_AUTHORIZATION_FAILED))
     with pytest.raises(RelayBlocked, match=r"events\.order, key b'order-1'.*nothing after it was confirmed"):
         pump.poll()
 
@@ -171,9 +235,9 @@ def test_nothing_is_confirmed_after_a_refused_record(pump: Pump, producer: FakeP
     producer.acknowledge(1, TOO_LARGE)
     producer.acknowledge(2)
     for _ in range(2):
-        with pytest.raises(RelayBlocked):
+        with pytest.raises(Refusal):
             pump.poll()
-        with pytest.raises(RelayBlocked):
+        with pytest.raises(Refusal):
             pump.flush(1)
     pump.seen(900)
     assert pump.confirmed == 200
@@ -193,31 +257,36 @@ def test_a_full_queue_waits_for_room_and_goes_on() -> None:
     assert answered == [100, 100]
 
 
-def test_a_record_that_the_client_itself_refuses_blocks_the_relay(pump: Pump, producer: FakeProducer) -> None:
+def test_a_record_that_the_client_itself_refuses_is_answered_and_the_producer_goes_on(
+    producer: FakeProducer,
+) -> None:
+    produce = producer.produce
+
     def refuse(*_record: object, **_headers: object) -> None:
         raise KafkaException(TOO_LARGE)
 
     producer.produce = refuse  # type: ignore[method-assign]
-    refusing = pump_of(producer)
-    refusing.begin()
-    with pytest.raises(RelayBlocked, match=r"events\.order"):
-        refusing.send(RECORD)
+    pump = pump_of(producer)
+    assert pump.send(RECORD) == TOO_LARGE
+    assert not produce.__self__.produced  # type: ignore[attr-defined]
+    pump.commit(200)
+    pump.poll()
+    assert pump.confirmed == 200, "whoever set it aside has it"
 
 
 def test_a_refused_record_ends_the_wait_for_room() -> None:
     producer = FakeProducer(room=1)
     pump = pump_of(producer)
-    pump.begin()
     pump.send(RECORD)
     producer.acknowledge(0, TOO_LARGE)
-    with pytest.raises(RelayBlocked):
+    with pytest.raises(Refusal):
         pump.send(RECORD)
 
 
 def test_what_stands_behind_a_refused_record_is_given_up_at_once(pump: Pump, producer: FakeProducer) -> None:
     transaction(pump, 200, records=2)
     producer.acknowledge(0, TOO_LARGE)
-    with pytest.raises(RelayBlocked):
+    with pytest.raises(Refusal):
         pump.poll()
     assert producer.purged[0] == (True, False), "the queue at once, what is on its way after its answers"
     assert producer.purged[-1] == (True, True)
@@ -233,8 +302,9 @@ def test_the_refusal_is_named_and_not_what_was_given_up_for_it(
     transaction(pump, 200, records=2)
     producer.acknowledge(1, KafkaError(code))
     producer.acknowledge(0, TOO_LARGE)
-    with pytest.raises(RelayBlocked, match="Message size too large"):
+    with pytest.raises(Refusal) as refusal:
         pump.poll()
+    assert refusal.value.suspects == Counter({LANE: 1})
 
 
 def test_a_client_that_gives_everything_up_blocks_the_relay_with_its_words(
@@ -251,6 +321,73 @@ def test_a_client_that_gives_everything_up_blocks_the_relay_with_its_words(
     assert pump.confirmed == 100
 
 
+def test_of_a_group_only_the_last_record_of_each_partition_answers_and_then_all_is_confirmed() -> None:
+    producer = FakeProducer()
+    pump = pump_of(producer, careful=0, partitions=3)
+    for n in range(30):
+        pump.send(("events.order", b"%d" % n, b"v", []))
+        pump.commit(200 + n)
+    pump.close_group()
+    asked = [number for number, answer in enumerate(producer.produced) if answer is not None]
+    assert (len(producer.produced), len(asked)) == (30, 3)
+    for number in asked:
+        pump.poll()
+        assert pump.confirmed == 100
+        producer.acknowledge(number)
+    pump.poll()
+    assert (pump.confirmed, pump.idle) == (229, True)
+
+
+def test_the_records_of_a_partition_keep_their_order_though_the_last_one_is_held_back() -> None:
+    producer = FakeProducer()
+    sent: list[tuple[int, bytes]] = []
+    produce = producer.produce
+
+    def record(*record: Any) -> None:
+        sent.append((record[3], record[1]))
+        produce(*record)
+
+    producer.produce = record  # type: ignore[method-assign]
+    pump = pump_of(producer, careful=0, partitions=2)
+    taken: dict[int, list[bytes]] = {0: [], 1: []}
+    for n in range(40):
+        key, value = b"%d" % (n % 5), b"%d" % n
+        taken[partition_of(key, 2)].append(value)
+        pump.send(("events.order", key, value, []))
+        if n % 7 == 6:
+            pump.close_group()
+    pump.close_group()
+    assert {place: [value for at, value in sent if at == place] for place in (0, 1)} == taken
+
+
+def test_a_refusal_where_not_every_record_answers_asks_for_care_and_blames_nobody() -> None:
+    producer = FakeProducer()
+    pump = pump_of(producer, careful=0)
+    transaction(pump, 200, records=3)
+    producer.acknowledge(2, TOO_LARGE)
+    with pytest.raises(Refusal) as refusal:
+        pump.poll()
+    assert (refusal.value.guilty, refusal.value.suspects, refusal.value.careful) == ([], Counter(), True)
+    assert pump.confirmed == 100
+
+
+def test_a_record_held_back_is_not_forgotten_when_the_next_one_is_sent_with_care() -> None:
+    producer = FakeProducer()
+    pump = pump_of(producer, careful=0)
+    pump.send(RECORD)
+    pump.commit(200)
+    pump.send(("events.order", b"k", b"x" * 2_000_000, []))
+    pump.commit(300)
+    pump.close_group()
+    assert [answer is not None for answer in producer.produced] == [True, True]
+    producer.acknowledge(1)
+    pump.poll()
+    assert pump.confirmed == 100
+    producer.acknowledge(0)
+    pump.poll()
+    assert pump.confirmed == 300
+
+
 def test_the_wait_for_room_ends_with_what_the_callback_raises() -> None:
     class Stopped(Exception):
         pass
@@ -259,7 +396,6 @@ def test_the_wait_for_room_ends_with_what_the_callback_raises() -> None:
         raise Stopped
 
     pump = pump_of(FakeProducer(room=0), while_waiting=stopped)
-    pump.begin()
     with pytest.raises(Stopped):
         pump.send(RECORD)
 
@@ -274,7 +410,7 @@ def test_the_first_record_of_a_partition_is_acknowledged_before_another_is_sent(
             producer.acknowledge(0)
 
     producer.on_poll = broker
-    pump = Pump(producer, 100, lambda: None, Guard(lambda _topic: 1))  # type: ignore[arg-type]
+    pump = pump_of(producer, careful=0, covered=False)
     transaction(pump, 200, records=5)
     assert produced_at_poll == [1, 1, 1], "it waited for the first, and for none after it"
     assert len(producer.produced) == 5
@@ -283,8 +419,8 @@ def test_the_first_record_of_a_partition_is_acknowledged_before_another_is_sent(
 def test_a_refused_first_record_lets_nothing_follow_it() -> None:
     producer = FakeProducer()
     producer.acknowledge(0, TOO_LARGE)
-    pump = Pump(producer, 100, lambda: None, Guard(lambda _topic: 1))  # type: ignore[arg-type]
-    with pytest.raises(RelayBlocked):
+    pump = pump_of(producer, covered=False)
+    with pytest.raises(Refusal):
         transaction(pump, 200, records=5)
     assert len(producer.produced) == 1
 

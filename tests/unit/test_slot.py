@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from streams.errors import RelayBlocked
-from streams.relay.slot import Server, branched_off, require_same
+from streams.relay.slot import branched_off, require_same
+from streams.relay.source import Server
 from streams.relay.stream import connection_options
 from streams.settings import Settings
 

@@ -1,0 +1,199 @@
+"""Records that the broker refuses for good stop their own key only.
+
+They are set aside in the database, and what comes after them of the same key is put behind them, in the order of
+commits. So the position can be confirmed, and every other key goes on. Once somebody has decided, the lane is sent.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from streams.broker.types import KafkaError
+from streams.errors import StreamsError
+from streams.event import as_headers
+from streams.relay.rows import Produced, identity
+from streams.settings import Settings
+from streams.stores import blocked as store
+from streams.stores.blocked import Head, LaneKind, NewlyBlocked, Waiting
+from streams.stores.postgres import Connection, connect
+
+logger = logging.getLogger(__name__)
+
+Lane = tuple[str, bytes | None]
+
+_BUFFERED_RECORDS = 500
+_BUFFERED_BYTES = 8 * 1024 * 1024
+_PAGE = 500
+
+# Refusals that say something of the record; whatever else comes to that topic may pass.
+_OF_RECORD = frozenset(
+    {
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+        KafkaError.INVALID_MSG,
+        KafkaError.INVALID_MSG_SIZE,
+        KafkaError.INVALID_RECORD,
+        KafkaError.INVALID_TIMESTAMP,
+        KafkaError.POLICY_VIOLATION,
+    }
+)
+# And those that every record of the topic would meet.
+_OF_TOPIC = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.TOPIC_EXCEPTION,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - its public name
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
+    }
+)
+ABSENT = "the topic is not there"
+
+
+def concerns_a_lane(error: KafkaError) -> bool:
+    """Whether a refusal can be isolated; any other concerns the producer or the cluster."""
+    return error.code() in _OF_RECORD or error.code() in _OF_TOPIC
+
+
+class Refusal(StreamsError):
+    """The broker refused records, and the producer is of no further use.
+
+    Attributes:
+        guilty: records that were refused while nothing else was on its way.
+        suspects: how many records of each key were refused together with others; sent alone, they will show.
+        careful: whether others may have been refused, which did not answer for themselves.
+    """
+
+    def __init__(
+        self, guilty: list[tuple[Produced, KafkaError]], suspects: Counter[Lane], *, careful: bool = False
+    ) -> None:
+        self.guilty, self.suspects, self.careful = guilty, suspects, careful
+        super().__init__(f"{len(guilty)} records refused, {suspects.total()} suspected")
+
+
+class Held(Protocol):
+    """A transaction that may not be confirmed while records of it are in no safe place."""
+
+    outstanding: int
+
+
+class Blocked:
+    """The lanes that wait, as one session knows them.
+
+    Args:
+        settings: for a connection of its own, and the slot.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._lanes: set[Lane] = set()
+        self._topics: set[str] = set()
+        self._buffer: list[tuple[NewlyBlocked, Held]] = []
+        self._bytes = 0
+        self._connection: Connection | None = None
+        self.any = False
+        """Whether there is a lane that waits."""
+        self._learn(store.heads(self._database(), settings.slot))
+
+    def holds(self, topic: str, key: bytes | None) -> bool:
+        """Whether a record has to wait behind others."""
+        return topic in self._topics or (topic, key) in self._lanes
+
+    def refuse(self, record: Produced, error: KafkaError) -> None:
+        """Sets a record aside that was refused; it is safe then. Whatever follows it of its key, or its topic, waits."""
+        of_topic = error.code() in _OF_TOPIC
+        self._refuse(record, "topic" if of_topic else _lane(record), f"{error.name()}: {error.str()}")
+
+    def refuse_absent(self, record: Produced) -> None:
+        """Sets a record aside whose topic does not exist, and all that follow it there."""
+        self._refuse(record, "topic", ABSENT)
+
+    def _refuse(self, record: Produced, lane: LaneKind, reason: str) -> None:
+        topic, key, value, _ = record
+        logger.error(
+            "a record for topic %s, %s, %s bytes, was refused (%s); %s waits from now on. Look at it with: streams relay blocked",
+            topic,
+            "no key" if key is None else f"key {key[:80]!r}",
+            f"{len(value or b''):,}",
+            reason,
+            {"record": "it alone", "key": "its key", "topic": "the topic"}[lane],
+        )
+        self.flush()
+        store.add(self._database(), self._settings.slot, [_new(record, lane, reason)])
+        self._learn(store.heads(self._database(), self._settings.slot))
+
+    def put_behind(self, record: Produced, held: Held) -> None:
+        """Puts a record behind those that its key or its topic waits for. It is safe after the next ``flush``."""
+        topic, key, value, _ = record
+        held.outstanding += 1
+        self._buffer.append((_new(record, "key" if (topic, key) in self._lanes else "topic", None), held))
+        self._bytes += len(value or b"")
+        if len(self._buffer) >= _BUFFERED_RECORDS or self._bytes >= _BUFFERED_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes down what was put aside."""
+        if not self._buffer:
+            return
+        store.add(self._database(), self._settings.slot, [record for record, _ in self._buffer])
+        for _, held in self._buffer:
+            held.outstanding -= 1
+        self._buffer.clear()
+        self._bytes = 0
+
+    def released(self, exists: Callable[[str], bool]) -> Iterator[Head]:
+        """The lanes that go on: their first record is to be sent again, or its topic is there now."""
+        self.flush()
+        heads = store.heads(self._database(), self._settings.slot)
+        self._learn(heads)
+        return (head for head in heads if head.goes_on or (head.reason == ABSENT and exists(head.topic)))
+
+    def next_of(self, head: Head) -> list[Waiting]:
+        """The next records of a lane; where there are none, it is open again."""
+        self.flush()
+        found = store.following(self._database(), self._settings.slot, head, _PAGE)
+        if not found:
+            self._learn(store.heads(self._database(), self._settings.slot))
+        return found
+
+    def forget(self, records: list[Waiting]) -> None:
+        store.forget(self._database(), [record.id for record in records])
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+    def _learn(self, heads: list[Head]) -> None:
+        self._lanes = {(head.topic, head.key) for head in heads if head.lane == "key"}
+        self._topics = {head.topic for head in heads if head.lane == "topic"}
+        self.any = bool(heads)
+
+    def _database(self) -> Connection:
+        if self._connection is None:
+            self._connection = connect(
+                self._settings.database_url, name="fencepost relay, blocked records", autocommit=True
+            )
+        return self._connection
+
+
+def _new(record: Produced, lane: LaneKind, reason: str | None) -> NewlyBlocked:
+    topic, key, value, headers = record
+    return NewlyBlocked(
+        identity(topic, key, value, headers), topic, key, value, as_headers(headers), lane, reason
+    )
+
+
+def _lane(record: Produced) -> LaneKind:
+    return "record" if record[1] is None else "key"
+
+
+def as_produced(record: Waiting) -> Produced:
+    return (
+        record.topic,
+        record.key,
+        record.payload,
+        [*zip(record.header_names, record.header_values, strict=True)],
+    )

@@ -1,0 +1,314 @@
+"""One uninterrupted reading of a source: rows come in, records go out, positions go back."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from streams.broker import kafka
+from streams.broker.types import KafkaError
+from streams.observe import metrics
+from streams.points import reach
+from streams.relay import pgoutput
+from streams.relay.blocked import Blocked, Lane, as_produced
+from streams.relay.pump import Pump
+from streams.relay.routes import Routes
+from streams.relay.rows import Mapper, Naming, Produced, mapper
+from streams.relay.source import SILENCE_SECONDS, Source
+from streams.relay.tail import Tail
+from streams.settings import Settings
+from streams.stores.blocked import Head
+from streams.stores.postgres import CONNECTION_ERRORS
+
+logger = logging.getLogger(__name__)
+
+# With what the pump then waits for the rest, within the ten seconds that a stop may take.
+_FLUSH_SECONDS = 7.0
+_IDLE_SECONDS = 0.05
+# How many messages are taken before the producer is looked after.
+_BURST = 500
+_ABSENT_AGAIN_SECONDS = 2.0
+# Partitions that are added to a topic are used from then on, as other clients' producers do by default.
+_TOPICS_SECONDS = 300.0
+_RELEASE_SECONDS = 1.0
+# A lane that is sent shares the time with everything else.
+_RELEASE_SLICE_SECONDS = 0.5
+_STALL_SECONDS = SILENCE_SECONDS / 2
+
+
+class Topics:
+    """Which topics exist, and how many partitions each has. The relay makes none: it might get the wrong number."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._partitions: dict[str, int] = {}
+        self._asked_at = 0.0
+
+    def ask(self) -> None:
+        """Asks the broker; where it does not answer, what was known holds."""
+        self._partitions = kafka.partitions(self._settings) or self._partitions
+        self._asked_at = time.monotonic()
+
+    def exists(self, topic: str) -> bool:
+        """Whether there is such a topic; asks the broker again if there was none, once in a while."""
+        if topic not in self._partitions and time.monotonic() - self._asked_at > _ABSENT_AGAIN_SECONDS:
+            self.ask()
+        return topic in self._partitions
+
+    @property
+    def stale(self) -> bool:
+        """Whether partitions may have been added since the broker was asked."""
+        return time.monotonic() - self._asked_at > _TOPICS_SECONDS
+
+    def partitions(self, topic: str) -> int:
+        return self._partitions[topic]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many partitions each topic has, as far as is known."""
+        return self._partitions
+
+
+class Stopped(Exception):
+    """Raised out of whatever waits, since the session is to end."""
+
+
+class Wishes:
+    """What others want of a session; said from any thread.
+
+    Args:
+        stop: the process is to end.
+    """
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+        self._leave = threading.Event()
+        self.decided = threading.Event()
+        """Somebody has decided on blocked records."""
+
+    @property
+    def ending(self) -> bool:
+        """Whether the session is to flush and to end."""
+        return self._leave.is_set() or self._stop.is_set()
+
+    def leave(self) -> None:
+        self._leave.set()
+
+    def begin(self) -> None:
+        """What was wished of the session before is fulfilled."""
+        self._leave.clear()
+
+    def pause(self, seconds: float) -> None:
+        self._stop.wait(seconds)
+
+
+class Session:
+    """Carries rows from a source to their topics, until told to end, or something breaks.
+
+    Args:
+        since: the position before which everything is confirmed.
+        suspects: keys whose records are sent alone; those that passed are taken out.
+        careful: how many records answer one by one.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        source: Source,
+        since: int,
+        topics: Topics,
+        wishes: Wishes,
+        suspects: Counter[Lane],
+        careful: int,
+    ) -> None:
+        self._settings, self._source, self._topics, self._wishes = settings, source, topics, wishes
+        self._naming = Naming(settings.topic_prefix, settings.source)
+        self.blocked = Blocked(settings)
+        self.routes = Routes(topics.partitions)
+        self.pump = Pump(kafka.producer(settings), since, self.routes, self._while_waiting, suspects, careful)
+        self._tables: dict[int, pgoutput.Relation] = {}
+        self._mappers: dict[int, Mapper] = {}
+        self._ready: set[str] = set()
+        self._tail = Tail(settings, since, self._while_elsewhere)
+        self._commit = 0
+        self._position = b""
+        self._place = 0
+        self._looked_at = time.monotonic()
+        self._stalled_at = 0.0
+        self._in_hand = 0
+        self._released_at = 0.0
+
+    def set_aside(self, refused: list[tuple[Produced, KafkaError]]) -> None:
+        """Takes over what the session before was refused; the list is emptied as it is safe."""
+        while refused:
+            self.blocked.refuse(*refused[0])
+            refused.pop(0)
+
+    def run(self, on_progress: Callable[[int], None]) -> None:
+        """Works until the wish to end, or the source's end; then flushes.
+
+        Args:
+            on_progress: called with the number of records sent so far.
+        """
+        with contextlib.suppress(Stopped):
+            while not self._wishes.ending and not self._source.ended:
+                self._notice_stall()
+                more = self._source.take(self, _BURST)
+                self.pump.close_group()
+                self.blocked.flush()
+                self.pump.poll()
+                self._source.report(self.pump.confirmed)
+                on_progress(self.pump.sent)
+                if self.blocked.any:
+                    self._release()
+                if self._topics.stale:
+                    self._look_for_partitions()
+                if not more:
+                    self._source.wait(_IDLE_SECONDS)
+        with contextlib.suppress(
+            Stopped
+        ):  # where the broker has no room, what is left is for the next session
+            self.pump.flush(_FLUSH_SECONDS)
+
+    def end(self) -> None:
+        """Lets go of everything; what is safe by then is reported."""
+        self._notice_stall()
+        self.pump.abandon()
+        self._count_late()
+        with contextlib.suppress(*CONNECTION_ERRORS):
+            self._source.report(self.pump.confirmed, now=True)
+            reach("relay.confirmed")
+        self.blocked.close()
+
+    def table(self, relation: pgoutput.Relation) -> None:
+        # Partitions are announced too, whose rows come as those of their table: what cannot be sent is found at a row.
+        self._tables[relation.oid] = relation
+        self._mappers.pop(relation.oid, None)
+
+    def begin(self, commit: int, position: int) -> None:
+        self._commit = commit
+        self._position = pgoutput.position_text(position).encode() + b"/"
+        self._place = 0
+
+    def insert(self, oid: int, row: pgoutput.Columns) -> None:
+        self._place += 1
+        as_record = self._mappers.get(oid)
+        if as_record is None:
+            as_record = self._mappers[oid] = mapper(self._tables[oid], self._naming)
+        record = as_record(row, self._position, self._place)
+        topic = record[0]
+        if topic not in self._ready and not self._prepare(topic):
+            self._wait_behind(record)
+        elif self._commit <= self._tail.horizon and self._tail.need_not_send(record):
+            metrics.RELAY_REPEATS_AVOIDED.inc()
+        elif self.blocked.any and self.blocked.holds(topic, record[1]):
+            self.blocked.put_behind(record, self.pump.group)
+        else:
+            refusal = self.pump.send(record)
+            if refusal is not None:
+                self.blocked.refuse(record, refusal)
+
+    def commit(self, end: int) -> None:
+        self.pump.commit(end)
+
+    def nothing_before(self, end: int) -> None:
+        self.pump.seen(end)
+
+    def _prepare(self, topic: str) -> bool:
+        """Gets a topic ready that is met for the first time; answers whether it is there."""
+        if self.blocked.any and self.blocked.holds(topic, None):
+            return False
+        if not self._topics.exists(topic) and not self._wait_for(topic):
+            return False
+        self._tail.read(topic)
+        self._ready.add(topic)
+        return True
+
+    def _wait_for(self, topic: str) -> bool:
+        """Waits a while for a topic that is not there: at the first start of a system it may come any moment."""
+        logger.error(
+            "topic %s is not there; the relay waits for it, then sets its records aside. Declare it, and run: streams topics apply",
+            topic,
+        )
+        metrics.RELAY_WAITING_FOR_TOPIC.set(1)
+        try:
+            until = time.monotonic() + self._settings.topic_grace_seconds
+            while time.monotonic() < until:
+                self._while_elsewhere()
+                self._wishes.pause(0.1)
+                if self._topics.exists(topic):
+                    return True
+        finally:
+            metrics.RELAY_WAITING_FOR_TOPIC.set(0)
+        return False
+
+    def _wait_behind(self, record: Produced) -> None:
+        topic, key, *_ = record
+        if self.blocked.any and self.blocked.holds(topic, key):
+            self.blocked.put_behind(record, self.pump.group)
+        else:
+            self.blocked.refuse_absent(record)
+
+    def _look_for_partitions(self) -> None:
+        """Follows a topic that got more partitions, once all that went by the old number is safe."""
+        before = self._topics.counts
+        self._topics.ask()
+        if any(self._topics.counts.get(topic, count) != count for topic, count in before.items()):
+            self.pump.flush(_FLUSH_SECONDS)
+            self.routes.forget()
+
+    def _release(self) -> None:
+        """Sends the lanes on which somebody has decided, and those whose topic is there now."""
+        clock = time.monotonic()
+        if clock - self._released_at < _RELEASE_SECONDS and not self._wishes.decided.is_set():
+            return
+        self._released_at = clock
+        self._wishes.decided.clear()
+        for head in self.blocked.released(self._topics.exists):
+            while records := self.blocked.next_of(head):
+                self._send_lane(head, [as_produced(record) for record in records])
+                self.blocked.forget(records)
+                if time.monotonic() - clock > _RELEASE_SLICE_SECONDS:
+                    return
+            logger.warning("what waited in topic %s is sent", head.topic)
+
+    def _send_lane(self, head: Head, records: list[Produced]) -> None:
+        if head.topic not in self._ready and self._topics.exists(head.topic):
+            self._tail.read(head.topic)
+            self._ready.add(head.topic)
+        self.pump.send_all(records)
+
+    def _while_waiting(self) -> None:
+        """For the pump, which polls by itself."""
+        self._notice_stall()
+        if self._wishes.ending:
+            raise Stopped
+        self._source.report(self.pump.confirmed)
+
+    def _while_elsewhere(self) -> None:
+        """For what keeps this thread from the pump: a topic that is not there, a long end of one."""
+        self.pump.poll()
+        self._while_waiting()
+
+    def _notice_stall(self) -> None:
+        """Remembers what was on its way if this process stood still for so long that another may have taken over."""
+        clock = time.monotonic()
+        if clock - self._looked_at > _STALL_SECONDS:
+            self._in_hand, self._stalled_at = self.pump.outstanding, clock
+        elif clock - self._stalled_at > _STALL_SECONDS:
+            self._in_hand = 0  # and was not replaced
+        self._looked_at = clock
+
+    def _count_late(self) -> None:
+        late = self._in_hand - self.pump.outstanding
+        if late > 0:
+            metrics.RELAY_LATE.inc(late)
+            logger.warning(
+                "this relay stood still and lost its place; up to %s records of it may have reached their topics behind "
+                "those of the relay that took over. They are repetitions, which consumers know by version or id",
+                f"{late:,}",
+            )
