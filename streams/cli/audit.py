@@ -27,7 +27,7 @@ from streams.stores.postgres import connect, require_migrated
 _LINE_SECONDS = 5.0
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _COLUMNS = ("topic", "stored", "relayed", "missing")
-_FINDINGS = ("expired", "repeated", "out_of_order", "republished", "unknown")
+_FINDINGS = ("expired", "repeated", "out_of_order", "republished", "blocked", "unknown")
 
 
 def audit(
@@ -54,6 +54,8 @@ def audit(
     Records that retention has deleted cannot be told from lost ones by the topic alone. Events from before the oldest
     record that remains in their partition count as expired, not as missing, if no earlier event of their resource
     remains, and are not sent again. With --since nothing counts as expired: what was recorded since then must be there.
+
+    What the broker refused, and what waits behind it, counts as blocked and is not sent again: streams relay blocked.
 
     --repair writes what is missing to the outbox, per resource in order, waits for the relay, and compares again. It
     needs a relay that runs. Where later versions are in the topic already, an event that is sent again stands behind

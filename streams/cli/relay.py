@@ -9,12 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
+from streams.broker import registry
+from streams.broker.registry import Framing
 from streams.cli import blocked
 from streams.cli.audit import audit
 from streams.cli.common import (
     Json,
     MetricsPort,
     console,
+    load_app,
     migrated_database,
     print_json,
     serve_metrics,
@@ -22,7 +25,7 @@ from streams.cli.common import (
     stderr,
     stop_on_signals,
 )
-from streams.errors import RelayBlocked
+from streams.errors import ConfigurationError, RelayBlocked
 from streams.relay import switch
 from streams.relay.relay import Relay
 from streams.relay.watch import HAND_OVER, budget_bytes
@@ -41,6 +44,10 @@ _HAND_OVER_SECONDS = 15.0
 
 @app.command()
 def run(
+    app_: Annotated[
+        str | None,
+        typer.Option("--app", metavar="APP", help="where the schemas are, as module:name; for a registry"),
+    ] = None,
     metrics_port: MetricsPort = None,
 ) -> None:
     """Publish what was committed, until stopped.
@@ -50,15 +57,20 @@ def run(
     is in hand. Where the rows come from is set by STREAMS_RELAY_SOURCE: the log as a stream (log), the log by SQL
     (peek), or the tables where there is no logical replication (poll); it may be changed at any time.
 
+    With STREAMS_REGISTRY_URL values go out in the frame of that schema registry, and schemas are registered as they
+    are met; the relay then has to know them.
+
     \b
-    Example:
+    Examples:
       STREAMS_DATABASE_URL=postgresql://app@db/shop STREAMS_KAFKA=kafka:9092 streams relay run
+      STREAMS_REGISTRY_URL=http://registry:8081 streams relay run --app processors.app:app
     """
     settings = Settings.load()
+    framing = _framing(settings, app_)
     migrated_database(settings).close()
     spare_the_collector()
     stop = stop_on_signals()
-    relay = Relay(settings, stop)
+    relay = Relay(settings, stop, framing)
     serve_metrics(metrics_port)
     reporter = threading.Thread(target=_report, args=(relay, stop), daemon=True)
     reporter.start()
@@ -170,6 +182,17 @@ def _status(connection: Connection, settings: Settings) -> dict[str, Any]:
         "refused": refused,
         "behind": behind,
     }
+
+
+def _framing(settings: Settings, where: str | None) -> Framing | None:
+    if settings.registry_url is None:
+        return None
+    if where is None:
+        raise ConfigurationError(
+            "STREAMS_REGISTRY_URL is set, so the relay has to know the schemas; say where they are: streams relay run "
+            "--app processors.app:app"
+        )
+    return registry.framing(settings, load_app(where).catalog)
 
 
 def _report(relay: Relay, stop: threading.Event) -> None:

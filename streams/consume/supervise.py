@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from streams.app import Processor
+from streams.broker import registry
 from streams.consume.retries import RetryWorker
 from streams.consume.worker import Worker
 from streams.relay.relay import Relay
@@ -44,7 +45,7 @@ class Supervisor:
             loops[processor.group] = self.workers[processor.name].run
             loops[f"{processor.group}.retry"] = RetryWorker(settings, processor, name, stop).run
         if with_relay:
-            loops["relay"] = Relay(settings, stop).run
+            loops["relay"] = Relay(settings, stop, registry.framing(settings, processors[0].catalog)).run
         self._threads = [
             threading.Thread(target=self._keep_running, args=(name, loop), name=name, daemon=True)
             for name, loop in loops.items()

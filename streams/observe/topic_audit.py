@@ -54,8 +54,17 @@ WHERE e.recorded_at < r.until GROUP BY 1"""
 
 # A mark of our own, since what a service has committed without waiting for the disk lies behind the written log, and
 # in front of what is committed now. It goes to no topic.
-_MARK = "SELECT pg_logical_emit_message(true, 'fencepost', 'audit')::text"
-_CONFIRMED = "SELECT confirmed_flush_lsn >= %s::pg_lsn FROM pg_replication_slots WHERE slot_name = %s"
+_MARK = "SELECT pg_logical_emit_message(true, 'fencepost', 'audit')::text, pg_current_xact_id()::text"
+# By the place in the log, or where the tables are polled by whether the last snapshot shows the mark.
+_CONFIRMED = """
+SELECT pg_visible_in_snapshot(%(xid)s::xid8, sent) AND cardinality(unsent) = 0 FROM fencepost.relay_cursor WHERE slot = %(slot)s
+UNION ALL
+SELECT confirmed_flush_lsn >= %(mark)s::pg_lsn FROM pg_replication_slots
+WHERE slot_name = %(slot)s AND NOT EXISTS (SELECT FROM fencepost.relay_cursor WHERE slot = %(slot)s)"""
+
+_BLOCKED = """
+SELECT key, convert_from(header_values[array_position(header_names, 'fp_version')], 'UTF8')
+FROM fencepost.relay_blocked WHERE slot = %s AND topic = %s AND 'fp_version' = ANY(header_names) AND key IS NOT NULL"""
 
 _Position = tuple[int, int, int]
 
@@ -75,6 +84,7 @@ class TopicAudit:
         repeated: records of an event that the topic held before.
         out_of_order: events that first appear after a later version of their resource.
         republished: events that do so since they were sent again later, by a repair.
+        blocked: events that the broker refused, or that wait behind such: ``streams relay blocked`` shows them.
         unknown: records of no event of the store, such as one whose transaction was rolled back.
         settled: whether the relay had confirmed all of the events; otherwise some may still be on their way.
         records: how many records were read, in so many passes over the topic.
@@ -88,6 +98,7 @@ class TopicAudit:
     repeated: int
     out_of_order: int
     republished: int
+    blocked: int
     unknown: int
     settled: bool
     records: int
@@ -96,7 +107,7 @@ class TopicAudit:
 
     @property
     def missing(self) -> int:
-        return self.stored - self.relayed - self.expired
+        return self.stored - self.relayed - self.expired - self.blocked
 
     @property
     def is_clean(self) -> bool:
@@ -146,7 +157,9 @@ class TopicAuditor:
             kept = self._read(share, versions, strangers, found)
             found.stored += versions.expected
             found.relayed += versions.expected
-            for stretch in self._missing(resource_type, versions, kept, found):
+            blocked = self._blocked(found.topic, share)
+            missing = self._missing(resource_type, versions, kept, found)
+            for stretch in (part for whole in missing for part in _without(whole, blocked, found)):
                 found.miss(stretch)
                 if gaps is not None:
                     gaps.add(resource_type, stretch)
@@ -175,10 +188,11 @@ class TopicAuditor:
 
     def _settle(self) -> bool:
         """Waits until the relay has confirmed what is committed by now; answers whether it did in time."""
-        (mark,) = self._connection.execute(_MARK).fetchone() or (None,)
+        mark, xid = self._connection.execute(_MARK).fetchone() or (None, None)
+        parameters = {"mark": mark, "xid": xid, "slot": self._settings.slot}
         deadline = time.monotonic() + self._wait_seconds
         while True:
-            row = self._connection.execute(_CONFIRMED, (mark, self._settings.slot)).fetchone()
+            row = self._connection.execute(_CONFIRMED, parameters).fetchone()
             if row is not None and row[0]:
                 return True
             if row is None or time.monotonic() > deadline:
@@ -251,6 +265,14 @@ class TopicAuditor:
                 batch.clear()
         yield from self._unexpired(resource_type, batch, found)
 
+    def _blocked(self, topic: str, share: Share) -> dict[bytes, set[int]]:
+        """The versions that were set aside, by key."""
+        found: dict[bytes, set[int]] = {}
+        for key, version in self._connection.execute(_BLOCKED, (self._settings.slot, topic)):
+            if share.holds(key):
+                found.setdefault(key, set()).add(int(version))
+        return found
+
     def _unexpired(
         self, resource_type: str, batch: Sequence[tuple[Stretch, datetime | None]], found: _Found
     ) -> Iterator[Stretch]:
@@ -265,6 +287,18 @@ class TopicAuditor:
             found.expired += gone
             if gone < stretch.events:
                 yield Stretch(stretch.key, stretch.first + gone, stretch.last)
+
+
+def _without(stretch: Stretch, blocked: dict[bytes, set[int]], found: _Found) -> Iterator[Stretch]:
+    """What is left of a stretch without what was set aside; counts that."""
+    first = stretch.first
+    for version in sorted(v for v in blocked.get(stretch.key, ()) if stretch.first <= v <= stretch.last):
+        found.blocked += 1
+        if first < version:
+            yield Stretch(stretch.key, first, version - 1)
+        first = version + 1
+    if first <= stretch.last:
+        yield Stretch(stretch.key, first, stretch.last)
 
 
 def topic(connection: Connection, settings: Settings, resource_type: str) -> TopicAudit:
@@ -307,6 +341,7 @@ class _Found:
     repeated: int = 0
     out_of_order: int = 0
     republished: int = 0
+    blocked: int = 0
     settled: bool = True
     records: int = 0
     passes: int = 0
@@ -325,6 +360,7 @@ class _Found:
             repeated=self.repeated,
             out_of_order=self.out_of_order,
             republished=self.republished,
+            blocked=self.blocked,
             unknown=unknown,
             settled=self.settled,
             records=self.records,

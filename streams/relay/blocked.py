@@ -111,6 +111,10 @@ class Blocked:
         """Sets a record aside whose topic does not exist, and all that follow it there."""
         self._refuse(record, "topic", ABSENT)
 
+    def refuse_unframed(self, record: Produced, error: StreamsError) -> None:
+        """Sets a record aside whose schema the registry, or the relay, does not have."""
+        self._refuse(record, _lane(record), f"{type(error).__name__}: {error}")
+
     def _refuse(self, record: Produced, lane: LaneKind, reason: str) -> None:
         topic, key, value, _ = record
         logger.error(

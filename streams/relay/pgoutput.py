@@ -116,15 +116,15 @@ def _inserted(message: bytes) -> tuple[int, Columns, int]:
     (count,) = _COUNT.unpack_from(message, XLOG_HEADER + 6)
     offset = XLOG_HEADER + 8
     columns: Columns = []
-    length_at = _LENGTH.unpack_from
+    append, length_at = columns.append, _LENGTH.unpack_from
     for _ in range(count):
         kind = message[offset]
         if kind == _BINARY:
-            (length,) = length_at(message, offset + 1)
-            offset += 5 + length
-            columns.append(message[offset - length : offset])
+            start = offset + 5
+            offset = start + length_at(message, offset + 1)[0]
+            append(message[start:offset])
         elif kind == _NULL:
-            columns.append(None)
+            append(None)
             offset += 1
         else:
             raise RelayBlocked(

@@ -30,7 +30,7 @@ from streams.stores.postgres import sql
 _PORTION_ROWS = 100_000
 _KEEP_SECONDS = 0.2
 # While nothing is sent the place need not be kept; now and then it is, so that a restart has little to look through.
-_KEEP_IDLE_SECONDS = 30.0
+_KEEP_IDLE_SECONDS = 2.0
 _PAUSE_SECONDS = 0.05
 # A round with no more rows than these has caught up, however busy the system is.
 _CAUGHT_UP_ROWS = 1_000

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from streams.broker import kafka
+from streams.broker.registry import Framing
 from streams.broker.types import KafkaError
 from streams.errors import ServerUnavailable
 from streams.observe import metrics
@@ -56,10 +57,12 @@ class Relay:
     Args:
         settings: database, Kafka, slot, topic prefix, and how the rows are read.
         stop: set to end ``run``; what was sent is then flushed and confirmed, within ten seconds.
+        framing: see ``streams.broker.registry.framing``; without one values go out as they are stored.
     """
 
-    def __init__(self, settings: Settings, stop: threading.Event) -> None:
+    def __init__(self, settings: Settings, stop: threading.Event, framing: Framing | None = None) -> None:
         self.settings = settings
+        self._framing = framing
         self._stop = stop
         self._topics = Topics(settings)
         self._wishes = Wishes(stop)
@@ -104,9 +107,7 @@ class Relay:
                 except Refusal as refusal:
                     self._isolate(refusal)
                 except (*CONNECTION_ERRORS, ServerUnavailable) as error:
-                    logger.warning(
-                        "the database is away (%s); trying again", str(error).strip().splitlines()[0]
-                    )
+                    logger.warning("a server is away (%s); trying again", str(error).strip().splitlines()[0])
                     self._stop.wait(delay)
                     delay = min(delay * 2, _LONGEST_SECONDS)
 
@@ -115,7 +116,14 @@ class Relay:
             self._topics.ask()
             since = source.begin(self._require_same)
             session = Session(
-                self.settings, source, since, self._topics, self._wishes, self._suspects, self._careful
+                self.settings,
+                source,
+                since,
+                self._topics,
+                self._wishes,
+                self._suspects,
+                self._careful,
+                self._framing,
             )
             self._careful = 0
             session.set_aside(self._guilty)

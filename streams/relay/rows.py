@@ -7,7 +7,6 @@ import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
 
 from streams.errors import RelayBlocked
 from streams.event import (
@@ -17,6 +16,7 @@ from streams.event import (
     CE_SUBJECT,
     CE_TIME,
     CE_TYPE,
+    FP_DUE,
     FP_ERROR,
     FP_POSITION,
     FP_VERSION,
@@ -25,7 +25,7 @@ from streams.event import (
 from streams.relay.pgoutput import Columns, Relation
 
 _POSTGRES_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
-_INT64 = struct.Struct(">q")
+_INT64 = struct.Struct(">q").unpack
 _INT32 = struct.Struct(">i")
 # What stands before an array's elements: dimensions, whether there are nulls, their type; then length and first index.
 _ARRAY = struct.Struct(">iiI")
@@ -33,7 +33,7 @@ _DIMENSION = struct.Struct(">ii")
 
 ProducedHeaders = list[tuple[str, str | bytes | None]]
 Produced = tuple[str, bytes | None, bytes | None, ProducedHeaders]
-Mapper = Callable[[Columns, bytes, int], Produced]
+Mapper = Callable[[Columns, str, int], Produced]
 
 EVENT, OUTBOX = "fencepost.event", "fencepost.outbox"
 # What Debezium's EventRouter reads by default, and the topic it then sends to
@@ -80,22 +80,35 @@ def _event_mapper(index: dict[str, int], naming: Naming) -> Mapper:
     names = ("resource_type", "resource_id", "version", "id", "type", "payload", "traceparent", "recorded_at")
     kind, key, version, id_, type_, payload, trace, recorded = (index[name] for name in names)
     number = _numbers(index)
-    topics: dict[bytes, str] = {}
-    fixed = [(CE_SPECVERSION, b"1.0"), (CE_SOURCE, naming.source.encode())]
+    topics: dict[bytes | None, str] = {}
+    specversion, source = (CE_SPECVERSION, "1.0"), (CE_SOURCE, naming.source)
+    second, second_text = -1 << 63, ""  # before any time there is
 
-    def produced(row: Columns, position: bytes, place: int) -> Produced:
-        resource_type = _present(row[kind])
-        topic = topics.get(resource_type)
+    # Run for every event: what each step costs was measured, and so it is written out in one piece.
+    def produced(row: Columns, position: str, place: int) -> Produced:
+        nonlocal second, second_text
+        topic = topics.get(row[kind])
         if topic is None:
-            topic = topics[resource_type] = naming.topic_prefix + resource_type.decode()
+            topic = topics[row[kind]] = naming.topic_prefix + _present(row[kind]).decode()
+        try:
+            (microseconds,) = _INT64(row[recorded])  # type: ignore[arg-type]
+            (number_of_events,) = _INT64(row[version])  # type: ignore[arg-type]
+            digits = row[id_].hex()  # type: ignore[union-attr]
+        except (TypeError, AttributeError) as error:
+            raise RelayBlocked(_NULL) from error
+        if microseconds // 1_000_000 != second:
+            # Rows come in the order of their commits, so thousands of them share a second.
+            second = microseconds // 1_000_000
+            second_text = _second_text(second)
         headers: ProducedHeaders = [
-            *fixed,
-            (CE_ID, uuid_text(_present(row[id_]))),
+            specversion,
+            source,
+            (CE_ID, f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"),
             (CE_TYPE, row[type_]),
-            (CE_TIME, time_text(_present(row[recorded]))),
+            (CE_TIME, f"{second_text}.{microseconds - second * 1_000_000:06d}+00:00"),
             (CE_SUBJECT, row[key]),
-            (FP_VERSION, b"%d" % int.from_bytes(_present(row[version]), "big")),
-            (FP_POSITION, position + number(row, place)),
+            (FP_VERSION, str(number_of_events)),
+            (FP_POSITION, f"{position}{number(row, place)}"),
         ]
         if row[trace] is not None:
             headers.append((TRACEPARENT, row[trace]))
@@ -109,10 +122,10 @@ def _outbox_mapper(index: dict[str, int]) -> Mapper:
     topic, key, payload, header_names, header_values = (index[name] for name in names)
     number = _numbers(index)
 
-    def produced(row: Columns, position: bytes, place: int) -> Produced:
+    def produced(row: Columns, position: str, place: int) -> Produced:
         names = [_present(name).decode() for name in array(_present(row[header_names]))]
         values = array(_present(row[header_values]))
-        at = position + number(row, place)
+        at = f"{position}{number(row, place)}".encode()
         if names and names[-1] == FP_ERROR:
             # A dead letter is its original and the error, and nothing more: the position goes into the error.
             values[-1] = _present(values[-1]).removesuffix(b"}") + _POSITION_IN_LETTER + at + b'"}'
@@ -130,21 +143,21 @@ def _debezium_mapper(table: Relation) -> Mapper:
     id_, kind, key, payload = (index[name] for name in _DEBEZIUM)
     id_text, kind_text, key_text, payload_text = (_text_of(table, name) for name in _DEBEZIUM)
 
-    def produced(row: Columns, position: bytes, place: int) -> Produced:
-        headers: ProducedHeaders = [("id", id_text(row[id_])), (FP_POSITION, position + b"%d" % place)]
+    def produced(row: Columns, position: str, place: int) -> Produced:
+        headers: ProducedHeaders = [("id", id_text(row[id_])), (FP_POSITION, f"{position}{place}")]
         topic = _DEBEZIUM_TOPIC + _present(kind_text(row[kind])).decode()
         return topic, key_text(row[key]), payload_text(row[payload]), headers
 
     return produced
 
 
-def _numbers(index: dict[str, int]) -> Callable[[Columns, int], bytes]:
+def _numbers(index: dict[str, int]) -> Callable[[Columns, int], int]:
     """What tells a row from all others, the same whichever way it was read."""
     sequence = index.get("sequence")
 
-    def number(row: Columns, place: int) -> bytes:
+    def number(row: Columns, place: int) -> int:
         value = None if sequence is None else row[sequence]
-        return b"%d" % (place if value is None else int.from_bytes(value, "big"))
+        return place if value is None else int.from_bytes(value, "big")
 
     return number
 
@@ -167,6 +180,11 @@ def _decimal(value: bytes) -> bytes:
 
 def _as_is(value: bytes) -> bytes:
     return value
+
+
+def is_letter(headers: ProducedHeaders) -> bool:
+    """Whether a record is one that a processor sends back: a retry, or a dead letter."""
+    return any(name in (FP_DUE, FP_ERROR) for name, _ in headers[-2:])
 
 
 def identity(
@@ -193,9 +211,11 @@ def identity(
     return digest.digest()
 
 
-def _lasting(name: str, content: str | bytes | None) -> str | bytes | None:
-    if not isinstance(content, bytes):
-        return content
+def _lasting(name: str, content: str | bytes | None) -> bytes | None:
+    if content is None:
+        return None
+    if isinstance(content, str):
+        content = content.encode()
     if name == FP_POSITION:
         return content.rpartition(b"/")[2]
     if name == FP_ERROR:
@@ -243,22 +263,16 @@ def uuid_text(value: bytes) -> bytes:
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}".encode()
 
 
-def time_text(value: bytes) -> bytes:
-    """A timestamptz in RFC 3339, microseconds, UTC."""
-    (microseconds,) = _INT64.unpack(value)
-    seconds, fraction = divmod(microseconds, 1_000_000)
-    return f"{_second_text(seconds)}.{fraction:06d}+00:00".encode()
-
-
-@lru_cache(maxsize=16)
 def _second_text(seconds: int) -> str:
-    # Rows come in the order of their commits, so thousands of them share a second.
     return (_POSTGRES_EPOCH + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+_NULL = "a column that is NOT NULL arrived as NULL; was the table altered by hand?"
 
 
 def _present(value: bytes | None) -> bytes:
     if value is None:
-        raise RelayBlocked("a column that is NOT NULL arrived as NULL; was the table altered by hand?")
+        raise RelayBlocked(_NULL)
     return value
 
 

@@ -10,14 +10,16 @@ from collections import Counter
 from collections.abc import Callable
 
 from streams.broker import kafka
+from streams.broker.registry import Framing
 from streams.broker.types import KafkaError
+from streams.errors import SchemaError, UnknownSchema
 from streams.observe import metrics
 from streams.points import reach
 from streams.relay import pgoutput
 from streams.relay.blocked import Blocked, Lane, as_produced
 from streams.relay.pump import Pump
 from streams.relay.routes import Routes
-from streams.relay.rows import Mapper, Naming, Produced, mapper
+from streams.relay.rows import Mapper, Naming, Produced, is_letter, mapper
 from streams.relay.source import SILENCE_SECONDS, Source
 from streams.relay.tail import Tail
 from streams.settings import Settings
@@ -113,6 +115,7 @@ class Session:
         since: the position before which everything is confirmed.
         suspects: keys whose records are sent alone; those that passed are taken out.
         careful: how many records answer one by one.
+        framing: exchanges the frames of values for those of a registry, where there is one.
     """
 
     def __init__(
@@ -124,8 +127,10 @@ class Session:
         wishes: Wishes,
         suspects: Counter[Lane],
         careful: int,
+        framing: Framing | None,
     ) -> None:
         self._settings, self._source, self._topics, self._wishes = settings, source, topics, wishes
+        self._framing = framing
         self._naming = Naming(settings.topic_prefix, settings.source)
         self.blocked = Blocked(settings)
         self.routes = Routes(topics.partitions)
@@ -135,7 +140,7 @@ class Session:
         self._ready: set[str] = set()
         self._tail = Tail(settings, since, self._while_elsewhere)
         self._commit = 0
-        self._position = b""
+        self._position = ""
         self._place = 0
         self._looked_at = time.monotonic()
         self._stalled_at = 0.0
@@ -191,7 +196,7 @@ class Session:
 
     def begin(self, commit: int, position: int) -> None:
         self._commit = commit
-        self._position = pgoutput.position_text(position).encode() + b"/"
+        self._position = pgoutput.position_text(position) + "/"
         self._place = 0
 
     def insert(self, oid: int, row: pgoutput.Columns) -> None:
@@ -200,6 +205,11 @@ class Session:
         if as_record is None:
             as_record = self._mappers[oid] = mapper(self._tables[oid], self._naming)
         record = as_record(row, self._position, self._place)
+        if self._framing is not None:
+            framed = self._framed(record)
+            if framed is None:
+                return
+            record = framed
         topic = record[0]
         if topic not in self._ready and not self._prepare(topic):
             self._wait_behind(record)
@@ -217,6 +227,17 @@ class Session:
 
     def nothing_before(self, end: int) -> None:
         self.pump.seen(end)
+
+    def _framed(self, record: Produced) -> Produced | None:
+        """A record in the registry's frame; None where it has none, and was set aside."""
+        topic, key, value, headers = record
+        if self._framing is None or is_letter(headers):
+            return record  # what a processor sends back stays byte for byte
+        try:
+            return topic, key, self._framing.to_confluent(topic, value), headers
+        except (UnknownSchema, SchemaError) as error:
+            self.blocked.refuse_unframed(record, error)
+            return None
 
     def _prepare(self, topic: str) -> bool:
         """Gets a topic ready that is met for the first time; answers whether it is there."""
@@ -270,17 +291,24 @@ class Session:
         self._wishes.decided.clear()
         for head in self.blocked.released(self._topics.exists):
             while records := self.blocked.next_of(head):
-                self._send_lane(head, [as_produced(record) for record in records])
+                if not self._send_lane(head, [as_produced(record) for record in records]):
+                    break
                 self.blocked.forget(records)
                 if time.monotonic() - clock > _RELEASE_SLICE_SECONDS:
                     return
-            logger.warning("what waited in topic %s is sent", head.topic)
+            else:
+                logger.warning("what waited in topic %s is sent", head.topic)
 
-    def _send_lane(self, head: Head, records: list[Produced]) -> None:
+    def _send_lane(self, head: Head, records: list[Produced]) -> bool:
+        """Sends some records of a lane; answers False where one of them has no frame, and they wait again."""
         if head.topic not in self._ready and self._topics.exists(head.topic):
             self._tail.read(head.topic)
             self._ready.add(head.topic)
-        self.pump.send_all(records)
+        framed = [self._framed(record) for record in records]
+        if None in framed:
+            return False
+        self.pump.send_all([record for record in framed if record is not None])
+        return True
 
     def _while_waiting(self) -> None:
         """For the pump, which polls by itself."""

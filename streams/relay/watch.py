@@ -48,8 +48,9 @@ class Watch:
         self._free = threading.Event()
         self._thread = threading.Thread(target=self._run, name="relay watch", daemon=True)
         self._said: dict[str, float] = {}
+        self._own: int | None = None
         self.holder: int | None = None
-        """The pid of the connection that holds the lock."""
+        """The pid of another relay's connection that holds the lock."""
         self.active = False
         """Whether that is this relay: only one keeps house."""
 
@@ -85,8 +86,11 @@ class Watch:
         connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(store.CHANNEL)))
         looked = kept = -_HOUSEKEEPING_SECONDS
         while not self._stop.is_set():
-            self.holder = store.holder(connection, self._settings.slot)
-            if self.holder is None:
+            holder = store.holder(connection, self._settings.slot)
+            if self.active:
+                self._own = holder
+            self.holder = None if holder == self._own else holder
+            if holder is None:
                 self._free.set()
             clock = time.monotonic()
             if clock - looked > _LOOK_SECONDS:
@@ -97,7 +101,8 @@ class Watch:
                 keep_house(connection, self._settings)
             for notice in connection.notifies(timeout=_LISTEN_SECONDS, stop_after=1):
                 wish, _, slot = notice.payload.partition(": ")
-                if slot == self._settings.slot:
+                # Every relay hears it, but only the one at work can hand over: another would do so once it is at work.
+                if slot == self._settings.slot and (self.active or wish != HAND_OVER):
                     self._on_wish(wish)
 
     def _look(self, connection: Connection) -> None:

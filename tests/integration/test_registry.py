@@ -18,8 +18,8 @@ import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 
 import schemas
-from streams import App, Catalog, Effects, Event, Retry, SchemaError, Topic, Transient
-from streams.broker import registry
+from streams import App, Catalog, Effects, Event, Retry, SchemaError, Topic, Transient, append
+from streams.broker import kafka, registry
 from streams.broker.registry import Framing, RegistryUnavailable
 from streams.dev import servers
 from streams.dev.state import ServerName, read_state
@@ -27,7 +27,7 @@ from streams.errors import UnknownSchema
 from streams.schema.catalog import HEADER_LENGTH, MARKER, encode
 from streams.settings import Settings
 from tests.processes import eventually, start, streams
-from tests.running import as_record, headers_of, one, produce, running
+from tests.running import as_record, everything_in, headers_of, one, produce, running
 
 pytestmark = pytest.mark.real
 
@@ -287,3 +287,50 @@ def test_a_dead_letter_is_shown_decoded(settings: Settings, app: App, url: str) 
     shown = start(show, settings, STREAMS_REGISTRY_URL=url)
     assert shown.wait() == 0, shown.output
     assert json.loads(shown.output)["data"] == {"quantity": 5}
+
+
+def test_a_relay_with_a_registry_frames_what_it_sends_and_processors_read_it(
+    settings: Settings, app: App, broken: threading.Event, url: str
+) -> None:
+    as_another_process()
+    configured = settings.model_copy(update={"registry_url": url})
+    topic = f"{settings.topic_prefix}stock"
+    broken.set()
+    with running(configured, app), psycopg.connect(settings.database_url) as connection:
+        append(connection, "stock", "a", [schemas.StockReceived(5)], None)
+        connection.commit()
+        eventually(lambda: one(settings, "SELECT status FROM fencepost.job") == "retry", "its handler failed")
+        broken.clear()
+        eventually(lambda: on_hand(settings) == 5, "the retry, which travelled as it was, is applied")
+    (record,) = everything_in(settings, topic)
+    assert record.value is not None
+    assert id_of(record.value) > 0
+    retry = next(
+        record
+        for name in kafka.partitions(settings)
+        if ".retry." in name
+        for record in everything_in(settings, name)
+    )
+    assert retry.value == record.value, "a letter is byte for byte what was consumed"
+
+
+def test_an_event_of_a_schema_that_the_relay_does_not_know_stops_its_key_only(
+    settings: Settings, app: App, url: str
+) -> None:
+    as_another_process()
+    configured = settings.model_copy(update={"registry_url": url})
+    foreign = MARKER + b"\x01\x02\x03\x04\x05\x06\x07\x08" + b"body"
+    with running(configured, app), psycopg.connect(settings.database_url) as connection:
+        append(connection, "stock", "a", [schemas.StockReceived(5)], None)
+        connection.execute("UPDATE fencepost.resource SET version = 2")
+        connection.execute(
+            "INSERT INTO fencepost.event (resource_type, resource_id, version, id, type, payload) "
+            "VALUES ('stock', 'a', 2, gen_random_uuid(), 'Foreign', %s)",
+            (foreign,),
+        )
+        append(connection, "stock", "a", [schemas.StockReceived(7)], None)
+        append(connection, "stock", "b", [schemas.StockReceived(10)], None)
+        connection.commit()
+        eventually(lambda: on_hand(settings) == 15, "what came before it, and the other key")
+    reasons = one(settings, "SELECT array_agg(reason ORDER BY id) FROM fencepost.relay_blocked")
+    assert [reason and reason.partition(":")[0] for reason in reasons] == ["UnknownSchema", None]

@@ -6,7 +6,6 @@ import json
 import threading
 import tracemalloc
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 
@@ -23,10 +22,11 @@ from streams.event import FP_POSITION, FP_VERSION, Headers, Record
 from streams.observe import repair
 from streams.observe.repair import Gaps
 from streams.observe.topic_audit import TopicAudit, TopicAuditor, topic
-from streams.relay.relay import Relay
+from streams.relay import switch
 from streams.schema.catalog import encode
 from streams.settings import Settings
 from streams.stores.postgres import Connection, connect
+from tests.integration.relays import relaying
 from tests.processes import Process, eventually, start, streams
 from tests.running import everything_in, one, produce
 
@@ -52,18 +52,6 @@ def stock(settings: Settings) -> str:
     admin = kafka.admin(settings)
     admin.create_topics([NewTopic(name, num_partitions=PARTITIONS)])[name].result(10)
     return name
-
-
-@contextmanager
-def relaying(settings: Settings) -> Iterator[None]:
-    stop = threading.Event()
-    relay = threading.Thread(target=Relay(settings, stop).run)
-    relay.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        relay.join(15)
 
 
 def store(connection: Connection, resource: str, versions: Iterable[int], at: datetime | None = None) -> None:
@@ -101,7 +89,7 @@ def rows(process: Process) -> dict[str, object]:
 
 def judged(found: TopicAudit) -> dict[str, int]:
     """What is not as it should be."""
-    names = ("missing", "expired", "repeated", "out_of_order", "republished", "unknown")
+    names = ("missing", "expired", "repeated", "out_of_order", "republished", "blocked", "unknown")
     return {name: getattr(found, name) for name in names if getattr(found, name)}
 
 
@@ -381,6 +369,35 @@ def test_a_repair_is_refused_while_events_may_be_on_their_way(
     assert plain.wait() == 1
     assert "did not confirm within 0.2 s: events may still be on their way" in plain.output
     assert f"missing in {stock}: a version 1" in plain.output
+
+
+def test_a_relay_that_polls_is_waited_for_too(connection: Connection, settings: Settings, stock: str) -> None:
+    store(connection, "a", [1, 2])
+    lose(connection, settings)
+    switch.to_polling(settings, "for the test")
+    polling = settings.model_copy(update={"relay_source": "poll"})
+    with relaying(polling):
+        repaired = auditing(settings, "stock", "--repair", "--yes", "--json")
+        assert repaired.wait(60) == 0, repaired.output
+    assert (rows(repaired)["settled"], rows(repaired)["missing"]) == (True, 0)
+    assert [record.header(FP_VERSION) for record in everything_in(settings, stock)] == [b"1", b"2"]
+
+
+def test_what_was_set_aside_is_blocked_and_not_sent_again(
+    connection: Connection, settings: Settings, stock: str
+) -> None:
+    store(connection, "a", range(1, 8))
+    lose(connection, settings)
+    put(settings, stock, "a", 1)
+    for version in (3, 4, 6):
+        connection.execute(
+            "INSERT INTO fencepost.relay_blocked (slot, identity, topic, key, header_names, header_values, lane, reason) "
+            "VALUES (%s, %s, %s, 'a', '{fp_version}', ARRAY[%s]::bytea[], 'key', 'too large')",
+            (settings.slot, b"%d" % version, stock, b"%d" % version),
+        )
+    found = topic(connection, settings, "stock")
+    assert judged(found) == {"missing": 3, "blocked": 3}
+    assert found.examples == (("a", 2), ("a", 5), ("a", 7))
 
 
 def test_a_repair_asks_first(connection: Connection, settings: Settings, stock: str) -> None:

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streams.errors import RelayBlocked
+from streams.event import as_headers
 from streams.relay.pgoutput import Columns, Relation
-from streams.relay.rows import Naming, array, identity, mapper, time_text, uuid_text
+from streams.relay.rows import Naming, array, identity, mapper, uuid_text
 
 NAMING = Naming("events.", "billing")
 EVENT = ("resource_type", "resource_id", "version", "id", "type", "payload", "traceparent", "recorded_at")
@@ -63,9 +64,9 @@ def outbox_row(names: list[bytes | None], values: list[bytes | None], **changed:
 
 
 def test_an_event_goes_to_its_resources_topic_under_its_key() -> None:
-    topic, key, value, headers = mapper(table("fencepost.event", *EVENT), NAMING)(event_row(), b"0/1A/", 1)
+    topic, key, value, headers = mapper(table("fencepost.event", *EVENT), NAMING)(event_row(), "0/1A/", 1)
     assert (topic, key, value) == ("events.order", b"order-1", b"\xc3\x01payload")
-    assert dict(headers) == {
+    assert dict(as_headers(headers)) == {
         "ce_specversion": b"1.0",
         "ce_source": b"billing",
         "ce_id": str(ID).encode(),
@@ -79,53 +80,53 @@ def test_an_event_goes_to_its_resources_topic_under_its_key() -> None:
 
 def test_a_trace_travels_under_its_bare_name() -> None:
     *_, headers = mapper(table("fencepost.event", *EVENT), NAMING)(
-        event_row(traceparent=b"00-1-2-01"), b"0/1/", 1
+        event_row(traceparent=b"00-1-2-01"), "0/1/", 1
     )
     assert headers[-1] == ("traceparent", b"00-1-2-01")
 
 
 def test_columns_may_stand_in_any_order() -> None:
     reversed_row = list(reversed(event_row()))
-    there = mapper(table("fencepost.event", *reversed(EVENT)), NAMING)(reversed_row, b"0/1/", 1)
-    assert there == mapper(table("fencepost.event", *EVENT), NAMING)(event_row(), b"0/1/", 1)
+    there = mapper(table("fencepost.event", *reversed(EVENT)), NAMING)(reversed_row, "0/1/", 1)
+    assert there == mapper(table("fencepost.event", *EVENT), NAMING)(event_row(), "0/1/", 1)
 
 
 def test_an_outbox_row_goes_where_it_says_byte_for_byte() -> None:
     row = outbox_row([b"ce_id", b"none", b"ce_id"], [b"\x00\xff", None, b""])
-    topic, key, value, headers = mapper(table("fencepost.outbox", *OUTBOX), NAMING)(row, b"0/1A/", 2)
+    topic, key, value, headers = mapper(table("fencepost.outbox", *OUTBOX), NAMING)(row, "0/1A/", 2)
     assert (topic, key, value) == ("notifications", b"k", b"v")
     assert headers == [("ce_id", b"\x00\xff"), ("none", None), ("ce_id", b""), ("fp_position", b"0/1A/2")]
 
 
 def test_a_position_that_a_message_brings_is_kept_and_its_own_stands_behind_it() -> None:
     row = outbox_row([b"fp_position"], [b"0/1/1"])
-    *_, headers = mapper(table("fencepost.outbox", *OUTBOX), NAMING)(row, b"0/FF/", 1)
+    *_, headers = mapper(table("fencepost.outbox", *OUTBOX), NAMING)(row, "0/FF/", 1)
     assert headers == [("fp_position", b"0/1/1"), ("fp_position", b"0/FF/1")]
 
 
 def test_a_dead_letter_carries_its_position_inside_its_one_error_header() -> None:
     row = outbox_row([b"fp_position", b"fp_error"], [b"0/1/1", b'{"job":7}'])
-    *_, headers = mapper(table("fencepost.outbox", *OUTBOX), NAMING)(row, b"0/FF/", 1)
+    *_, headers = mapper(table("fencepost.outbox", *OUTBOX), NAMING)(row, "0/FF/", 1)
     assert headers == [("fp_position", b"0/1/1"), ("fp_error", b'{"job":7,"position":"0/FF/1"}')]
 
 
 @pytest.mark.parametrize("value", [None, b""])
 def test_a_tombstone_and_an_empty_value_are_two_things(value: bytes | None) -> None:
     row = outbox_row([], [], key=value, payload=value)
-    _, key, sent, _ = mapper(table("fencepost.outbox", *OUTBOX), NAMING)(row, b"0/1/", 1)
+    _, key, sent, _ = mapper(table("fencepost.outbox", *OUTBOX), NAMING)(row, "0/1/", 1)
     assert (key, sent) == (value, value)
 
 
 def test_a_row_with_a_number_carries_it_instead_of_its_place_in_the_transaction() -> None:
     numbered = table("fencepost.event", *EVENT, "sequence")
-    *_, headers = mapper(numbered, NAMING)([*event_row(), struct.pack(">q", 4711)], b"0/FF/", 1)
-    assert dict(headers)["fp_position"] == b"0/FF/4711"
+    *_, headers = mapper(numbered, NAMING)([*event_row(), struct.pack(">q", 4711)], "0/FF/", 1)
+    assert dict(as_headers(headers))["fp_position"] == b"0/FF/4711"
 
 
 def test_a_row_from_before_rows_had_numbers_carries_its_place() -> None:
     numbered = table("fencepost.event", *EVENT, "sequence")
-    *_, headers = mapper(numbered, NAMING)([*event_row(), None], b"0/FF/", 3)
-    assert dict(headers)["fp_position"] == b"0/FF/3"
+    *_, headers = mapper(numbered, NAMING)([*event_row(), None], "0/FF/", 3)
+    assert dict(as_headers(headers))["fp_position"] == b"0/FF/3"
 
 
 DEBEZIUM = {"id": 2950, "aggregatetype": 1043, "aggregateid": 1043, "type": 1043, "payload": 3802}
@@ -137,14 +138,14 @@ def debezium_table(**types: int) -> Relation:
 
 def test_a_table_laid_out_for_debezium_goes_where_its_router_sends_it() -> None:
     row: Columns = [ID.bytes, b"order", b"o-1", b"OrderPlaced", b'\x01{"n": 1}']
-    topic, key, value, headers = mapper(debezium_table(), NAMING)(row, b"0/FF/", 2)
+    topic, key, value, headers = mapper(debezium_table(), NAMING)(row, "0/FF/", 2)
     assert (topic, key, value) == ("outbox.event.order", b"o-1", b'{"n": 1}')
-    assert headers == [("id", str(ID).encode()), ("fp_position", b"0/FF/2")]
+    assert as_headers(headers) == (("id", str(ID).encode()), ("fp_position", b"0/FF/2"))
 
 
 def test_columns_of_a_debezium_table_may_be_numbers_bytes_and_null() -> None:
     row: Columns = [struct.pack(">q", -7), b"order", struct.pack(">i", 42), b"x", None]
-    made = mapper(debezium_table(id=20, aggregateid=23, payload=17), NAMING)(row, b"0/FF/", 1)
+    made = mapper(debezium_table(id=20, aggregateid=23, payload=17), NAMING)(row, "0/FF/", 1)
     assert made[:3] == ("outbox.event.order", b"42", None)
     assert made[3][0] == ("id", b"-7")
 
@@ -198,7 +199,7 @@ def test_a_table_without_a_column_blocks_the_relay() -> None:
 @pytest.mark.parametrize("column", ["resource_type", "id", "version", "recorded_at"])
 def test_a_null_where_none_can_be_blocks_the_relay(column: str) -> None:
     with pytest.raises(RelayBlocked, match="NOT NULL"):
-        mapper(table("fencepost.event", *EVENT), NAMING)(event_row(**{column: None}), b"0/1/", 1)
+        mapper(table("fencepost.event", *EVENT), NAMING)(event_row(**{column: None}), "0/1/", 1)
 
 
 @given(st.uuids())
@@ -215,8 +216,26 @@ def test_an_array_holds_its_elements(elements: list[bytes | None]) -> None:
 def test_a_time_is_rfc_3339_to_the_microsecond(naive: datetime) -> None:
     moment = naive.replace(tzinfo=UTC)
     microseconds = (moment - datetime(2000, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
-    text = time_text(struct.pack(">q", microseconds)).decode()
+    row = event_row(recorded_at=struct.pack(">q", microseconds))
+    *_, headers = mapper(table("fencepost.event", *EVENT), NAMING)(row, "0/1/", 1)
+    text = dict(headers)["ce_time"]
+    assert isinstance(text, str)
     assert datetime.fromisoformat(text) == moment
+
+
+def test_times_of_several_seconds_do_not_borrow_from_each_other() -> None:
+    made = mapper(table("fencepost.event", *EVENT), NAMING)
+    found = []
+    for microseconds in (-1, 0, 999_999, 1_000_000, 5):
+        *_, headers = made(event_row(recorded_at=struct.pack(">q", microseconds)), "0/1/", 1)
+        found.append(dict(headers)["ce_time"])
+    assert found == [
+        "1999-12-31T23:59:59.999999+00:00",
+        "2000-01-01T00:00:00.000000+00:00",
+        "2000-01-01T00:00:00.999999+00:00",
+        "2000-01-01T00:00:01.000000+00:00",
+        "2000-01-01T00:00:00.000005+00:00",
+    ]
 
 
 TRUNCATED = binary_array([b"abc", b"de"])
