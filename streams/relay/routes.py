@@ -21,20 +21,24 @@ class Routes:
 
     def __init__(self, partitions: Callable[[str], int]) -> None:
         self._partitions = partitions
-        self._known: dict[str, dict[bytes, int]] = {}
+        self._known: dict[str, dict[bytes | None, int]] = {}
         self._unkeyed = 0
 
     def partition(self, topic: str, key: bytes | None) -> int:
         """The partition of a record; where it has no key, one that changes from burst to burst."""
+        try:
+            return self._known[topic][key]
+        except KeyError:
+            return self._find(topic, key)
+
+    def _find(self, topic: str, key: bytes | None) -> int:
         if key is None:
             return self._unkeyed % self._partitions(topic)
-        keys = self._known.get(topic)
-        if keys is None or len(keys) > _KEYS_KEPT:
-            keys = self._known[topic] = {}
-        found = keys.get(key)
-        if found is None:
-            found = keys[key] = partition_of(key, self._partitions(topic))
-        return found
+        keys = self._known.setdefault(topic, {})
+        if len(keys) >= _KEYS_KEPT:
+            keys.clear()
+        keys[key] = partition_of(key, self._partitions(topic))
+        return keys[key]
 
     def turn(self) -> None:
         """Lets the next records without a key go elsewhere."""

@@ -1,4 +1,4 @@
-"""Measures on real servers: ``python -m tests.bench relay|consume``."""
+"""Measures on real servers: ``python -m tests.bench relay|consume|fencing``."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 from streams.settings import Settings
-from tests.bench import consume, growth, peer, relay
+from tests.bench import consume, fencing, growth, peer, relay
 from tests.bench.setting import bench_servers
 
 Row = dict[str, Any]
 Measure = Callable[[Settings, int | None], Row | list[Row]]
 
+ALONE: dict[str, Measure] = {"consume": consume.measure, "fencing": fencing.measure}
 PEERS: dict[str, Measure] = {"debezium": peer.measure}
 
 
@@ -41,12 +42,13 @@ def parse() -> argparse.Namespace:
     further.add_argument("--peer", choices=PEERS, help="and a peer over the same backlog, with latencies")
     further.add_argument("--growth", action="store_true", help="over backlogs of other shapes")
     benches.add_parser("consume", parents=[common], help=consume.__doc__)
+    benches.add_parser("fencing", parents=[common], help=fencing.__doc__)
     return parser.parse_args()
 
 
 def chosen(arguments: argparse.Namespace) -> Measure:
-    if arguments.bench == "consume":
-        return consume.measure
+    if arguments.bench in ALONE:
+        return ALONE[arguments.bench]
     if arguments.growth:
         return growth.measure
     return PEERS[arguments.peer] if arguments.peer else relay.measure

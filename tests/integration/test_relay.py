@@ -86,39 +86,6 @@ def test_an_event_travels_with_all_its_headers(
     assert position.endswith(b"/%d" % number)
 
 
-def test_what_was_rolled_back_never_appears(
-    settings: Settings, topic: str, connection: psycopg.Connection[Any]
-) -> None:
-    receive(connection, "a", 1)
-    connection.rollback()
-    receive(connection, "b", 1)
-    with connection.transaction(force_rollback=True):
-        receive(connection, "c", 1)
-    connection.commit()
-    with relaying(settings):
-        eventually(lambda: arrived(settings, topic) >= 1, "the committed one arrives")
-        receive(connection, "d", 1)
-        connection.commit()
-        eventually(lambda: arrived(settings, topic) >= 2, "and the one after it")
-    assert sorted(record.key or b"" for record in everything_in(settings, topic)) == [b"b", b"d"]
-
-
-def test_a_transaction_that_began_earlier_and_commits_later_is_delivered(
-    settings: Settings, topic: str
-) -> None:
-    with (
-        psycopg.connect(settings.database_url) as early,
-        psycopg.connect(settings.database_url) as late,
-        relaying(settings),
-    ):
-        receive(early, "early", 1)
-        receive(late, "late", 1)
-        late.commit()
-        eventually(lambda: arrived(settings, topic) == 1, "the later one arrives first")
-        early.commit()
-        eventually(lambda: arrived(settings, topic) == 2, "the earlier one is not forgotten")
-
-
 def test_each_size_and_shape_of_key_and_value_is_delivered_as_it_is(
     settings: Settings, connection: psycopg.Connection[Any]
 ) -> None:
@@ -164,23 +131,6 @@ def test_a_new_column_while_the_relay_runs_does_not_disturb_it(
     assert [record.header(FP_VERSION) for record in everything_in(settings, topic)] == [b"1", b"2", b"3"]
 
 
-def test_a_hundred_thousand_rows_in_one_transaction_keep_their_order(
-    settings: Settings, connection: psycopg.Connection[Any]
-) -> None:
-    plain = f"{settings.topic_prefix}plain"
-    apply([Step(Wanted(plain, 1, -1), 0)], settings)
-    connection.execute(
-        "INSERT INTO fencepost.outbox (topic, key, payload) "
-        "SELECT %s, 'k', int4send(n) FROM generate_series(0, 99999) n",
-        (plain,),
-    )
-    connection.commit()
-    with relaying(settings):
-        eventually(lambda: arrived(settings, plain) == 100_000, "all arrive", 60)
-    numbers = [int.from_bytes(record.value or b"", "big") for record in everything_in(settings, plain)]
-    assert numbers == list(range(100_000))
-
-
 def test_the_position_moves_while_only_others_write(settings: Settings) -> None:
     with relaying(settings) as relay, psycopg.connect(settings.database_url, autocommit=True) as other:
         eventually(lambda: relay.progress.confirmed != "0/0", "it reads")
@@ -193,17 +143,6 @@ def test_the_position_moves_while_only_others_write(settings: Settings) -> None:
             "what others wrote is confirmed too",
         )
         assert confirmed(settings) != before
-
-
-def test_after_an_orderly_stop_nothing_is_sent_twice(
-    settings: Settings, topic: str, connection: psycopg.Connection[Any]
-) -> None:
-    for n in range(3):
-        receive(connection, "a", n + 1)
-        connection.commit()
-        with relaying(settings):
-            eventually(lambda seen=n: arrived(settings, topic) > seen, "it arrives")  # type: ignore[misc]
-    assert arrived(settings, topic) == 3
 
 
 def test_rows_without_a_slot_are_refused_rather_than_begun_from_now(
@@ -337,22 +276,6 @@ def test_a_relay_that_loses_its_connection_sends_nothing_twice(
                 )
         eventually(lambda: arrived(settings, topic) >= 400, "all arrive")
     assert audit(settings, 0) == Figures(0, events=400, lost=0, duplicates=0, disordered=0)
-
-
-def test_of_two_relays_one_stands_by_and_takes_over(
-    settings: Settings, topic: str, connection: psycopg.Connection[Any]
-) -> None:
-    with relaying(settings):
-        with relaying(settings):
-            for n in range(100):
-                receive(connection, f"s{n % 5}", 1)
-                connection.commit()
-            eventually(lambda: arrived(settings, topic) == 100, "one sends")
-        for n in range(100):
-            receive(connection, f"s{n % 5}", 1)
-            connection.commit()
-        eventually(lambda: arrived(settings, topic) == 200, "the one that is left sends")
-    assert audit(settings, 0) == Figures(0, events=200, lost=0, duplicates=0, disordered=0)
 
 
 def test_concurrent_transactions_of_different_lengths_keep_the_order_of_each_key(
