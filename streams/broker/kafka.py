@@ -7,18 +7,19 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
-from streams.errors import ServerUnavailable
+from streams.errors import ConfigurationError, ServerUnavailable
 from streams.event import Record
 from streams.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 Place = tuple[str, int]
+Client = TypeVar("Client")
 
 _LATEST: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _EARLIEST: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
@@ -30,7 +31,8 @@ _CLIENT_LOG.setLevel(logging.CRITICAL)
 
 def producer(settings: Settings, overrides: Mapping[str, Any] | None = None) -> Producer:
     """An idempotent producer that never gives a record up by itself."""
-    return Producer(
+    return _made(
+        Producer,
         {
             **_common(settings),
             "enable.idempotence": True,
@@ -48,7 +50,6 @@ def producer(settings: Settings, overrides: Mapping[str, Any] | None = None) -> 
             "queue.buffering.max.kbytes": 64 * 1024,
             **(overrides or {}),
         },
-        logger=_CLIENT_LOG,
     )
 
 
@@ -71,7 +72,7 @@ def consumer(settings: Settings, group: str, overrides: Mapping[str, Any] | None
     }
     if settings.group_protocol == "classic":
         options["partition.assignment.strategy"] = "cooperative-sticky"
-    return Consumer({**options, **(overrides or {})}, logger=_CLIENT_LOG)
+    return _made(Consumer, {**options, **(overrides or {})})
 
 
 def reader(settings: Settings, overrides: Mapping[str, Any] | None = None) -> Consumer:
@@ -87,7 +88,7 @@ def reader(settings: Settings, overrides: Mapping[str, Any] | None = None) -> Co
 
 
 def admin(settings: Settings) -> AdminClient:
-    return AdminClient(_common(settings), logger=_CLIENT_LOG)
+    return _made(AdminClient, _common(settings))
 
 
 def require_broker(settings: Settings) -> None:
@@ -264,6 +265,21 @@ def _taken(messages: Sequence[Any], end: Mapping[Place, int], open_places: set[P
 
 def partition_of(message: Any) -> tuple[str, int]:
     return message.topic(), message.partition()
+
+
+def _made(kind: Callable[..., Client], options: Mapping[str, Any]) -> Client:
+    """A client.
+
+    Raises:
+        ConfigurationError: librdkafka does not know an option, or not its value.
+    """
+    try:
+        return kind(options, logger=_CLIENT_LOG)
+    except KafkaException as error:
+        raise ConfigurationError(
+            f"STREAMS_KAFKA_OPTIONS do not make a client: {error.args[0].str()}; "
+            "they are named as in https://github.com/confluentinc/librdkafka/blob/master/CONFIGURATION.md"
+        ) from error
 
 
 def _common(settings: Settings) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from streams.cli.common import (
     stop_on_signals,
 )
 from streams.errors import ConfigurationError, RelayBlocked
-from streams.relay import switch
+from streams.relay import slot, switch
 from streams.relay.relay import Relay
 from streams.relay.watch import HAND_OVER, budget_bytes
 from streams.settings import Settings
@@ -141,7 +141,7 @@ def status(json: Json = False) -> None:
             f"(wal_status {log['wal_status']})"
         )
     if found["held_back_by"]:
-        console.print(f"the oldest open transaction: {found['held_back_by']}")
+        console.print(f"the oldest open transaction: {store.OpenTransaction(**found['held_back_by'])}")
     console.print(f"blocked: {found['refused']} refused, {found['behind']} behind them")
 
 
@@ -159,7 +159,10 @@ def begin(
       streams relay audit --repair
     """
     settings = Settings.load()
-    migrated_database(settings).close()
+    with migrated_database(settings) as connection:
+        if settings.relay_source != "poll":
+            slot.require_able(connection, settings.slot, settings.publication)
+        slot.exists(connection, settings.slot)
     if not yes:
         typer.confirm("What was committed until now will only be sent by the audit. Go on?", abort=True)
     switch.begin_now(settings)
@@ -178,7 +181,7 @@ def _status(connection: Connection, settings: Settings) -> dict[str, Any]:
         "polling": store.why_polling(connection, settings.slot),
         "log": None if log is None else asdict(log),
         "budget_bytes": None if log is None else budget_bytes(settings, log),
-        "held_back_by": None if oldest is None else str(oldest),
+        "held_back_by": None if oldest is None else asdict(oldest),
         "refused": refused,
         "behind": behind,
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Protocol
 
 from streams.broker.types import KafkaError
@@ -62,16 +62,13 @@ class Refusal(StreamsError):
     """The broker refused records, and the producer is of no further use.
 
     Attributes:
-        guilty: records that were refused while nothing else was on its way.
-        suspects: how many records of each key were refused together with others; sent alone, they will show.
-        careful: whether others may have been refused, which did not answer for themselves.
+        suspects: how many records of each key were refused, for whatever reason of theirs or of those sent with them;
+            one by one they will show. Empty where not every record was asked.
     """
 
-    def __init__(
-        self, guilty: list[tuple[Produced, KafkaError]], suspects: Counter[Lane], *, careful: bool = False
-    ) -> None:
-        self.guilty, self.suspects, self.careful = guilty, suspects, careful
-        super().__init__(f"{len(guilty)} records refused, {suspects.total()} suspected")
+    def __init__(self, suspects: Counter[Lane]) -> None:
+        self.suspects = suspects
+        super().__init__(f"{suspects.total()} records were refused together")
 
 
 class Held(Protocol):
@@ -81,7 +78,7 @@ class Held(Protocol):
 
 
 class Blocked:
-    """The lanes that wait, as one session knows them.
+    """The lanes that wait, as one session knows them. All of them are read once; after that, what changes.
 
     Args:
         settings: for a connection of its own, and the slot.
@@ -91,12 +88,19 @@ class Blocked:
         self._settings = settings
         self._lanes: set[Lane] = set()
         self._topics: set[str] = set()
+        self._absent: dict[str, Head] = {}
+        self._flowing: dict[tuple[str, bytes | None, int], Head] = {}
+        self._records = 0
         self._buffer: list[tuple[NewlyBlocked, Held]] = []
         self._bytes = 0
         self._connection: Connection | None = None
-        self.any = False
-        """Whether there is a lane that waits."""
-        self._learn(store.heads(self._database(), settings.slot))
+        for head in store.heads(self._database(), settings.slot):
+            self._learn(head)
+
+    @property
+    def any(self) -> bool:
+        """Whether something waits."""
+        return bool(self._lanes or self._topics or self._records or self._flowing)
 
     def holds(self, topic: str, key: bytes | None) -> bool:
         """Whether a record has to wait behind others."""
@@ -114,20 +118,6 @@ class Blocked:
     def refuse_unframed(self, record: Produced, error: StreamsError) -> None:
         """Sets a record aside whose schema the registry, or the relay, does not have."""
         self._refuse(record, _lane(record), f"{type(error).__name__}: {error}")
-
-    def _refuse(self, record: Produced, lane: LaneKind, reason: str) -> None:
-        topic, key, value, _ = record
-        logger.error(
-            "a record for topic %s, %s, %s bytes, was refused (%s); %s waits from now on. Look at it with: streams relay blocked",
-            topic,
-            "no key" if key is None else f"key {key[:80]!r}",
-            f"{len(value or b''):,}",
-            reason,
-            {"record": "it alone", "key": "its key", "topic": "the topic"}[lane],
-        )
-        self.flush()
-        store.add(self._database(), self._settings.slot, [_new(record, lane, reason)])
-        self._learn(store.heads(self._database(), self._settings.slot))
 
     def put_behind(self, record: Produced, held: Held) -> None:
         """Puts a record behind those that its key or its topic waits for. It is safe after the next ``flush``."""
@@ -148,32 +138,75 @@ class Blocked:
         self._buffer.clear()
         self._bytes = 0
 
-    def released(self, exists: Callable[[str], bool]) -> Iterator[Head]:
-        """The lanes that go on: their first record is to be sent again, or its topic is there now."""
+    def released(self, exists: Callable[[str], bool]) -> list[Head]:
+        """The lanes that go on: their first record is to be sent again, or was let go, or its topic is there now."""
         self.flush()
-        heads = store.heads(self._database(), self._settings.slot)
-        self._learn(heads)
-        return (head for head in heads if head.goes_on or (head.reason == ABSENT and exists(head.topic)))
+        for lane in store.decided(self._database(), self._settings.slot):
+            head = store.head_of(self._database(), self._settings.slot, lane)
+            if head is None:
+                self._forget_lane(lane)
+            else:
+                self._learn(head)
+        for head in [head for topic, head in self._absent.items() if exists(topic)]:
+            self._flowing[_name(head)] = head
+        return list(self._flowing.values())
 
-    def next_of(self, head: Head) -> list[Waiting]:
+    def next_of(self, lane: Head) -> list[Waiting]:
         """The next records of a lane; where there are none, it is open again."""
         self.flush()
-        found = store.following(self._database(), self._settings.slot, head, _PAGE)
+        found = store.following(self._database(), self._settings.slot, lane, _PAGE)
         if not found:
-            self._learn(store.heads(self._database(), self._settings.slot))
+            self._forget_lane(lane)
         return found
 
+    def halt(self, lane: Head) -> None:
+        """A record of a lane that was to go on was refused again."""
+        self._flowing.pop(_name(lane), None)
+
     def forget(self, records: list[Waiting]) -> None:
+        """These have reached their topic."""
         store.forget(self._database(), [record.id for record in records])
 
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
 
-    def _learn(self, heads: list[Head]) -> None:
-        self._lanes = {(head.topic, head.key) for head in heads if head.lane == "key"}
-        self._topics = {head.topic for head in heads if head.lane == "topic"}
-        self.any = bool(heads)
+    def _refuse(self, record: Produced, lane: LaneKind, reason: str) -> None:
+        topic, key, value, _ = record
+        logger.error(
+            "a record for topic %s, %s, %s bytes, was refused (%s); %s waits from now on. Look at it with: streams relay blocked",
+            topic,
+            "no key" if key is None else f"key {key[:80]!r}",
+            f"{len(value or b''):,}",
+            reason,
+            {"record": "it alone", "key": "its key", "topic": "the topic"}[lane],
+        )
+        self.flush()
+        store.add(self._database(), self._settings.slot, [_new(record, lane, reason)])
+        # As a lane it may be flowing, or part of one that is; what waits in it now, the database knows.
+        self._learn(Head(topic, lane, key, 0, reason, None))
+
+    def _learn(self, head: Head) -> None:
+        if head.lane == "key":
+            self._lanes.add((head.topic, head.key))
+        elif head.lane == "topic":
+            self._topics.add(head.topic)
+        else:
+            self._records += 1
+        if head.goes_on:
+            self._flowing[_name(head)] = head
+        else:
+            self._flowing.pop(_name(head), None)
+        if head.reason == ABSENT:
+            self._absent[head.topic] = head
+
+    def _forget_lane(self, head: Head) -> None:
+        self._flowing.pop(_name(head), None)
+        if head.lane == "key":
+            self._lanes.discard((head.topic, head.key))
+        elif head.lane == "topic":
+            self._topics.discard(head.topic)
+            self._absent.pop(head.topic, None)
 
     def _database(self) -> Connection:
         if self._connection is None:
@@ -181,6 +214,15 @@ class Blocked:
                 self._settings.database_url, name="fencepost relay, blocked records", autocommit=True
             )
         return self._connection
+
+
+def _name(head: Head) -> tuple[str, bytes | None, int]:
+    """What tells a lane from others."""
+    return (
+        head.topic,
+        head.key if head.lane == "key" else None,
+        head.id if head.lane == "record" else -(head.lane == "key"),
+    )
 
 
 def _new(record: Produced, lane: LaneKind, reason: str | None) -> NewlyBlocked:

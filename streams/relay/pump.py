@@ -62,6 +62,7 @@ class Pump:
 
     Args:
         producer: idempotent and gapless, see ``streams.broker.kafka.producer``.
+        prober: makes a producer that outlives a refusal, for records that are suspected.
         confirmed: the position from which on the log will be read.
         routes: the partition of each record.
         while_waiting: called while the broker takes nothing, so that the database is not left without an answer.
@@ -74,6 +75,7 @@ class Pump:
     def __init__(
         self,
         producer: Producer,
+        prober: Callable[[], Producer],
         confirmed: int,
         routes: Routes,
         while_waiting: Callable[[], None],
@@ -84,6 +86,8 @@ class Pump:
         self.sent = 0
         self._producer = producer
         self._produce = producer.produce
+        self._make_prober = prober
+        self._prober: Producer | None = None
         self._partition = routes.partition
         self._routes = routes
         self._while_waiting = while_waiting
@@ -93,7 +97,6 @@ class Pump:
         self._in_flight: deque[Group] = deque()
         self._group = self._new_group()
         self._last: dict[Place, Produced] = {}
-        self._guilty: list[tuple[Produced, KafkaError]] = []
         self._refused: Counter[Lane] = Counter()
         self._failure: RelayBlocked | None = None
         self._given_up: RelayBlocked | None = None
@@ -157,20 +160,25 @@ class Pump:
         self._group = self._new_group()
         self._routes.turn()
 
-    def send_all(self, records: list[Produced]) -> None:
-        """Sends records that belong to nothing that is being read, and waits for all of them.
+    def send_all(self, records: list[Produced]) -> tuple[int, KafkaError | None]:
+        """Sends records that belong to nothing that is being read, and waits for them.
+
+        Returns:
+            How many are in their topic, and why the next one was refused, if it was.
 
         Raises:
-            Refusal: one of them was refused.
+            Refusal: one of them was refused together with others.
         """
         aside = Group(self._failed)
+        refusal = None
         for number, record in enumerate(records):
             place = (record[0], self._partition(record[0], record[1]))
             examined = not number or (record[0], record[1]) in self._suspects
-            refusal = self._examine(record, place, aside) if examined else self._ask(record, place, aside)
+            refusal = self._examine(record, place) if examined else self._ask(record, place, aside)
             if refusal is not None:
-                raise Refusal([(record, refusal)], Counter())
+                break
         self._wait_until(lambda: not aside.outstanding)
+        return (len(records) if refusal is None else number), refusal
 
     def _send_with_care(self, record: Produced, place: Place) -> KafkaError | None:
         """Sends a record that answers for itself."""
@@ -180,9 +188,9 @@ class Pump:
             self._hand_over(before, place, self._group.delivered)
         self._careful = max(0, self._careful - 1)
         if self._suspects and (record[0], record[1]) in self._suspects:
-            refusal = self._examine(record, place, self._group)
+            refusal = self._examine(record, place)
         elif place not in self._guard.covered:
-            refusal = self._send_alone(record, place, self._group, self._group.delivered)
+            refusal = self._send_first(record, place, self._group)
         else:
             refusal = self._ask(record, place, self._group)
         self.sent += refusal is None
@@ -194,23 +202,38 @@ class Pump:
         group.outstanding -= refusal is not None
         return refusal
 
-    def _examine(self, record: Produced, place: Place, group: Group) -> KafkaError | None:
-        """Sends a record with nothing else on its way, so that a refusal can only mean this one."""
+    def _examine(self, record: Produced, place: Place) -> KafkaError | None:
+        """Sends a record with nothing else on its way, by the producer that outlives its refusal; answers why it was.
+
+        Raises:
+            RelayBlocked: that producer can send no more.
+        """
         self._wait_until(lambda: not len(self._producer))
-
-        def delivered(error: KafkaError | None, message: Any) -> None:
-            if error is not None and error.code() not in _GIVEN_UP and concerns_a_lane(error):
-                self._guilty.append((record, error))
-            else:
-                group.delivered(error, message)
-
         lane = (record[0], record[1])
         self._suspects[lane] -= 1
         if self._suspects[lane] <= 0:
             del self._suspects[lane]
-        return self._send_alone(record, place, group, delivered)
+        if self._prober is None:
+            self._prober = self._make_prober()
+        answers: list[KafkaError | None] = []
+        topic, key, value, headers = record
+        try:
+            self._prober.produce(
+                topic, value, key, place[1], lambda error, _: answers.append(error), None, 0, headers
+            )
+        except KafkaException as error:
+            answers.append(error.args[0])
+        while not answers:
+            self._prober.poll(0.1)
+            if not answers:
+                self._while_waiting()
+        refusal = answers[0]
+        if refusal is not None and not concerns_a_lane(refusal):
+            self._note(topic, key, refusal)
+            self._fall()
+        return refusal
 
-    def _send_alone(self, record: Produced, place: Place, group: Group, answer: Answer) -> KafkaError | None:
+    def _send_first(self, record: Produced, place: Place, group: Group) -> KafkaError | None:
         """Sends a record and waits for its answer, before anything follows it into its partition."""
         answered = False
 
@@ -219,7 +242,7 @@ class Pump:
             answered = True
             if error is None:
                 self._guard.learn(place)
-            answer(error, message)
+            group.delivered(error, message)
 
         group.outstanding += 1
         refusal = self._try(record, place, delivered)
@@ -283,7 +306,7 @@ class Pump:
             RelayBlocked: the producer can send no more.
         """
         self._serve(seconds)
-        if self._guilty or self._refused or self._failure or self._given_up:
+        if self._refused or self._failure or self._given_up:
             self._fall()
         self._guard.expire()
         before = self.confirmed
@@ -304,13 +327,11 @@ class Pump:
         self.abandon()  # what was refused may be reported after what was given up for it
         if self._failure:
             raise self._failure
-        if self._guilty:
-            raise Refusal(self._guilty, self._refused)
         if not asked_for_all:
             # Who did not answer may be the guilty one: the next session asks each.
-            raise Refusal([], Counter(), careful=True)
+            raise Refusal(Counter())
         if self._refused:
-            raise Refusal([], self._refused)
+            raise Refusal(self._refused)
         assert self._given_up is not None, "one of them is there"  # noqa: S101
         raise self._given_up
 
@@ -338,14 +359,15 @@ class Pump:
         What is on its way is waited for, for a moment, so that who reads the topic's end next sees it there.
         """
         deadline = time.monotonic() + _SETTLE_SECONDS
-        self._purge(in_flight=False)
+        self._producer.purge(in_queue=True, in_flight=False)
         while len(self._producer) and time.monotonic() < deadline:
             self._serve(0.05)
-        self._purge(in_flight=True)
+        self._producer.purge(in_queue=True, in_flight=True)
         self._serve(0)
-
-    def _purge(self, *, in_flight: bool) -> None:
-        self._producer.purge(in_queue=True, in_flight=in_flight)
+        if self._prober is not None:
+            self._prober.flush(max(0.0, deadline - time.monotonic()))
+            self._prober.purge(in_queue=True, in_flight=True)
+            self._prober.poll(0)
 
     def _serve(self, seconds: float) -> None:
         try:

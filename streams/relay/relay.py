@@ -16,14 +16,12 @@ from dataclasses import dataclass
 
 from streams.broker import kafka
 from streams.broker.registry import Framing
-from streams.broker.types import KafkaError
 from streams.errors import ServerUnavailable
 from streams.observe import metrics
 from streams.relay import pgoutput, slot, switch
 from streams.relay.blocked import Lane, Refusal
 from streams.relay.peek import SlotPeek
 from streams.relay.poll import Polling
-from streams.relay.rows import Produced
 from streams.relay.session import Session, Topics, Wishes
 from streams.relay.source import Server, Source, StandBy
 from streams.relay.stream import LogStream
@@ -73,7 +71,6 @@ class Relay:
         self._sent = self._sent_before = 0
         self._suspects: Counter[Lane] = Counter()
         self._careful = 0
-        self._guilty: list[tuple[Produced, KafkaError]] = []
         self._over_budget = False
         self._caught_up = False
         self._switch_at = 0.0
@@ -126,7 +123,6 @@ class Relay:
                 self._framing,
             )
             self._careful = 0
-            session.set_aside(self._guilty)
             watch.active = True
             metrics.RELAY_ACTIVE.set(1)
             self._sent_before = self._sent
@@ -179,9 +175,8 @@ class Relay:
         self._server = server
 
     def _isolate(self, refusal: Refusal) -> None:
-        """The next session sets the guilty aside, and sends the suspects alone."""
+        """The next session asks every record, and sends the suspects one at a time."""
         self._careful = _CAREFUL_RECORDS
-        self._guilty.extend(refusal.guilty)
         for lane, records in refusal.suspects.items():
             self._suspects[lane] = max(records, self._suspects[lane])
 

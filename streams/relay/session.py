@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 from streams.broker import kafka
 from streams.broker.registry import Framing
-from streams.broker.types import KafkaError
 from streams.errors import SchemaError, UnknownSchema
 from streams.observe import metrics
 from streams.points import reach
@@ -23,7 +22,7 @@ from streams.relay.rows import Mapper, Naming, Produced, is_letter, mapper
 from streams.relay.source import SILENCE_SECONDS, Source
 from streams.relay.tail import Tail
 from streams.settings import Settings
-from streams.stores.blocked import Head
+from streams.stores.blocked import Head, Waiting
 from streams.stores.postgres import CONNECTION_ERRORS
 
 logger = logging.getLogger(__name__)
@@ -134,7 +133,15 @@ class Session:
         self._naming = Naming(settings.topic_prefix, settings.source)
         self.blocked = Blocked(settings)
         self.routes = Routes(topics.partitions)
-        self.pump = Pump(kafka.producer(settings), since, self.routes, self._while_waiting, suspects, careful)
+        self.pump = Pump(
+            kafka.producer(settings),
+            lambda: kafka.producer(settings, {"enable.gapless.guarantee": False, "linger.ms": 0}),
+            since,
+            self.routes,
+            self._while_waiting,
+            suspects,
+            careful,
+        )
         self._tables: dict[int, pgoutput.Relation] = {}
         self._mappers: dict[int, Mapper] = {}
         self._ready: set[str] = set()
@@ -146,12 +153,6 @@ class Session:
         self._stalled_at = 0.0
         self._in_hand = 0
         self._released_at = 0.0
-
-    def set_aside(self, refused: list[tuple[Produced, KafkaError]]) -> None:
-        """Takes over what the session before was refused; the list is emptied as it is safe."""
-        while refused:
-            self.blocked.refuse(*refused[0])
-            refused.pop(0)
 
     def run(self, on_progress: Callable[[int], None]) -> None:
         """Works until the wish to end, or the source's end; then flushes.
@@ -289,26 +290,32 @@ class Session:
             return
         self._released_at = clock
         self._wishes.decided.clear()
-        for head in self.blocked.released(self._topics.exists):
-            while records := self.blocked.next_of(head):
-                if not self._send_lane(head, [as_produced(record) for record in records]):
+        for lane in self.blocked.released(self._topics.exists):
+            while records := self.blocked.next_of(lane):
+                if not self._send_lane(lane, records):
+                    self.blocked.halt(lane)
                     break
-                self.blocked.forget(records)
                 if time.monotonic() - clock > _RELEASE_SLICE_SECONDS:
                     return
             else:
-                logger.warning("what waited in topic %s is sent", head.topic)
+                logger.warning("what waited in topic %s is sent", lane.topic)
 
-    def _send_lane(self, head: Head, records: list[Produced]) -> bool:
-        """Sends some records of a lane; answers False where one of them has no frame, and they wait again."""
-        if head.topic not in self._ready and self._topics.exists(head.topic):
-            self._tail.read(head.topic)
-            self._ready.add(head.topic)
-        framed = [self._framed(record) for record in records]
-        if None in framed:
-            return False
-        self.pump.send_all([record for record in framed if record is not None])
-        return True
+    def _send_lane(self, lane: Head, records: list[Waiting]) -> bool:
+        """Sends some records of a lane; answers False where one of them is refused again."""
+        if lane.topic not in self._ready and self._topics.exists(lane.topic):
+            self._tail.read(lane.topic)
+            self._ready.add(lane.topic)
+        framed: list[Produced] = []
+        for record in map(as_produced, records):
+            made = self._framed(record)
+            if made is None:
+                break
+            framed.append(made)
+        sent, refusal = self.pump.send_all(framed)
+        self.blocked.forget(records[:sent])
+        if refusal is not None:
+            self.blocked.refuse(as_produced(records[sent]), refusal)
+        return sent == len(records)
 
     def _while_waiting(self) -> None:
         """For the pump, which polls by itself."""

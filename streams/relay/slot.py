@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from streams.errors import ConfigurationError, RelayBlocked
 from streams.relay.pgoutput import position_from_text, position_text
 from streams.relay.rows import EVENT, OUTBOX
 from streams.relay.source import Server
-from streams.stores.postgres import PRIVILEGE_ERRORS, Connection, connect, require_logical, sql
+from streams.stores.postgres import (
+    DATABASE_ERRORS,
+    PRIVILEGE_ERRORS,
+    Connection,
+    connect,
+    require_logical,
+    sql,
+)
 
 # How a relay's connections call themselves in pg_stat_activity.
-ACTIVE, WATCH = "fencepost relay", "fencepost relay, watching"
+ACTIVE = "fencepost relay"
 LACKS_REPLICATION = (
     "the role of STREAMS_DATABASE_URL may not read the log; run as a superuser: ALTER ROLE <role> REPLICATION "
     "(or set STREAMS_RELAY_SOURCE=poll, which needs no such right)"
 )
+
+_NAME = re.compile("[a-z0-9_]{1,63}")
 
 _SLOT = """
 SELECT active, active_pid, confirmed_flush_lsn::text, plugin, slot_type, wal_status, database = current_database(),
@@ -58,18 +69,52 @@ def find(connection: Connection, name: str) -> Slot | None:
     row = connection.execute(_SLOT, (name,)).fetchone()
     if row is None:
         return None
-    _, pid, confirmed, plugin, kind, wal_status, ours, behind = row
-    if kind != "logical" or plugin != "pgoutput" or not ours:
-        raise ConfigurationError(
-            f"replication slot {name} is a {kind} slot of plugin {plugin}, or of another database; "
-            "set STREAMS_SLOT to a name of the relay's own"
-        )
+    _require_own(name, row)
+    _, pid, confirmed, _, _, wal_status, _, behind = row
     if wal_status == "lost":
         raise RelayBlocked(
             f"replication slot {name} has lost its log (max_slot_wal_keep_size): events since {confirmed} may be missing "
-            "from their topics. {BEGIN_ANEW}"
+            f"from their topics. {BEGIN_ANEW}"
         )
     return Slot(name, pid, position_from_text(confirmed), wal_status, int(behind or 0))
+
+
+def _require_own(name: str, row: tuple[Any, ...]) -> None:
+    *_, plugin, kind, _, ours, _ = row
+    if kind != "logical":
+        problem = f"is a {kind} one"
+    elif plugin != "pgoutput":
+        problem = f"is one of the plugin {plugin}"
+    elif not ours:
+        problem = "is one of another database"
+    else:
+        return
+    raise ConfigurationError(
+        f"replication slot {name} {problem}; set STREAMS_SLOT to a name of the relay's own"
+    )
+
+
+def require_able(connection: Connection, name: str, publication: str) -> None:
+    """Raises ConfigurationError where a slot of that name could not be made or read; changes nothing."""
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"STREAMS_SLOT is {name!r}; a slot's name consists of up to 63 lower-case letters, digits and underscores"
+        )
+    exists(connection, name)
+    require_rights(connection)
+    require_publication(connection, publication)
+
+
+def require_rights(connection: Connection) -> None:
+    """Raises ConfigurationError where the server has no log to read, or the role may not read it."""
+    require_logical(connection)
+    try:
+        # There can be no slot of no name: what is answered is whether the role might move it.
+        connection.execute("SELECT pg_replication_slot_advance('', '0/1')")
+    except PRIVILEGE_ERRORS as error:
+        raise ConfigurationError(LACKS_REPLICATION) from error
+    except DATABASE_ERRORS:
+        pass
 
 
 def ensure(database_url: str, name: str, publication: str = "fencepost") -> Slot:
@@ -84,8 +129,7 @@ def ensure(database_url: str, name: str, publication: str = "fencepost") -> Slot
         ServerUnavailable: the database does not answer.
     """
     with connect(database_url, name="fencepost relay", autocommit=True) as connection:
-        require_logical(connection)
-        require_publication(connection, publication)
+        require_able(connection, name, publication)
         found = find(connection, name)
         if found is not None:
             return found
@@ -111,8 +155,15 @@ def make(connection: Connection, name: str) -> None:
 
 
 def exists(connection: Connection, name: str) -> bool:
-    """Whether there is a slot of that name, in whatever state."""
-    return connection.execute(_SLOT, (name,)).fetchone() is not None
+    """Whether there is a slot of that name, in whatever state.
+
+    Raises:
+        ConfigurationError: there is one that is not the relay's.
+    """
+    row = connection.execute(_SLOT, (name,)).fetchone()
+    if row is not None:
+        _require_own(name, row)
+    return row is not None
 
 
 def drop(connection: Connection, name: str) -> None:
@@ -132,7 +183,9 @@ def require_publication(connection: Connection, publication: str) -> None:
             f"publication {publication} is FOR ALL TABLES; the relay needs one of the tables it sends: "
             f"CREATE PUBLICATION fencepost FOR TABLE {EVENT}, {OUTBOX} WITH (publish = 'insert', publish_via_partition_root)"
         )
-    if not inserts or (not via_root and OUTBOX in tables):
+    # Without that, what it is said to hold are the days of the outbox.
+    by_days = not via_root and any(f"{table}_".startswith(f"{OUTBOX}_") for table in tables)
+    if not inserts or by_days:
         raise ConfigurationError(
             f"publication {publication} does not publish inserts as rows of the tables it names; run: "
             f"ALTER PUBLICATION {publication} SET (publish = 'insert', publish_via_partition_root = true)"

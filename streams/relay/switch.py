@@ -16,6 +16,7 @@ from streams.relay.pgoutput import BEGIN, position_text
 from streams.relay.portal import lock, server
 from streams.relay.stream import connect_to_log
 from streams.settings import Settings
+from streams.stores import relay as store
 from streams.stores.postgres import LOCK_ERRORS, Connection, connect, sql
 
 logger = logging.getLogger(__name__)
@@ -128,8 +129,12 @@ def to_log(settings: Settings) -> bool:
             return True
         if slot.find(connection, settings.slot):  # of a relay that died here before it could write it down
             slot.drop(connection, settings.slot)
+        oldest = store.oldest_transaction(connection)
+        if oldest is not None and oldest.seconds > _SLOT_SECONDS:
+            logger.warning("a slot would have to wait for %s", oldest)
+            return False
         with connect_to_log(settings) as log:
-            log.execute(f"SET statement_timeout = '{_SLOT_SECONDS}s'".encode())
+            log.execute(f"SET lock_timeout = '{_SLOT_SECONDS}s'".encode())
             failover = ", FAILOVER true" if log.info.server_version >= slot.FAILOVER_SLOTS else ""
             try:
                 made = log.execute(

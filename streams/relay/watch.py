@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Self
 
-from streams.errors import StreamsError
+from streams.errors import ServerUnavailable, StreamsError
 from streams.observe import metrics
 from streams.settings import Settings
 from streams.stores import blocked
@@ -77,8 +77,14 @@ class Watch:
                     seconds=self._settings.connect_seconds,
                 ) as connection:
                     self._watch(connection)
-            except (*CONNECTION_ERRORS, StreamsError) as error:
-                logger.info("the relay's watch lost the database (%s)", error)
+            except (*DATABASE_ERRORS, StreamsError) as error:
+                # The relay itself says that the database is away; what else may be wrong, nobody else says.
+                away = isinstance(error, (*CONNECTION_ERRORS, ServerUnavailable))
+                logger.log(
+                    logging.INFO if away else logging.WARNING,
+                    "the relay's watch begins anew (%s)",
+                    str(error).strip(),
+                )
                 self._free.set()
                 self._stop.wait(_AGAIN_SECONDS)
 
@@ -172,7 +178,12 @@ def keep_house(connection: Connection, settings: Settings) -> None:
             steps.append((f"seal {past.day}", partial(store.seal_day, connection, past.day)))
         elif past.confirmed and past.day < oldest_kept:
             steps.append((f"drop {past.day}", partial(store.drop_day, connection, past.day)))
-    steps.append(("clear the rest", partial(store.clear_rest, connection, settings.outbox_retention_days)))
+    steps.append(
+        (
+            "clear the rest",
+            partial(store.clear_rest, connection, settings.slot, settings.outbox_retention_days),
+        )
+    )
     for what, step in steps:
         try:
             step()

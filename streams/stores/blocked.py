@@ -34,11 +34,26 @@ _HEADS = f"""
 SELECT DISTINCT ON (topic, lane, {_LANE_KEY}) topic, lane, key, id, reason, decision FROM fencepost.relay_blocked
 WHERE slot = %s AND decision IS DISTINCT FROM 'let_go' ORDER BY topic, lane, {_LANE_KEY}, id"""  # noqa: S608 - constants
 
+# By kind, so that each finds its index.
+_OF_LANE: dict[LaneKind, str] = {
+    "record": "id = %(id)s",
+    "key": "topic = %(topic)s AND key = %(key)s AND lane = 'key'",
+    "topic": "topic = %(topic)s AND lane = 'topic'",
+}
+
 _NEXT = """
 SELECT id, topic, key, payload, header_names, header_values FROM fencepost.relay_blocked
-WHERE slot = %(slot)s AND topic = %(topic)s AND lane = %(lane)s AND decision IS DISTINCT FROM 'let_go'
-    AND (lane = 'topic' OR (lane = 'key' AND key = %(key)s) OR id = %(id)s)
-ORDER BY id LIMIT %(limit)s"""
+WHERE slot = %(slot)s AND {} AND decision IS DISTINCT FROM 'let_go' ORDER BY id LIMIT %(limit)s"""
+
+_HEAD = """
+SELECT topic, lane, key, id, reason, decision FROM fencepost.relay_blocked
+WHERE slot = %(slot)s AND {} AND decision IS DISTINCT FROM 'let_go' ORDER BY id LIMIT 1"""
+
+# What is decided goes soon: sent again, and then it is not here any more, or it was let go a moment ago.
+_DECIDED = """
+SELECT DISTINCT ON (topic, lane, key, CASE lane WHEN 'record' THEN id END) topic, lane, key, id, reason, decision
+FROM fencepost.relay_blocked
+WHERE slot = %s AND reason IS NOT NULL AND (decision = 'resend' OR decided_at > clock_timestamp() - interval '1 minute')"""
 
 _LIST = """
 SELECT id, slot, topic, key, coalesce(octet_length(payload), 0) AS bytes, lane, reason, decision, blocked_at, decided_at,
@@ -147,20 +162,27 @@ def heads(connection: Connection, slot: str) -> list[Head]:
         return cursor.execute(_HEADS.encode(), (slot,)).fetchall()
 
 
-def following(connection: Connection, slot: str, head: Head, limit: int) -> list[Waiting]:
+def decided(connection: Connection, slot: str) -> list[Head]:
+    """A refused record of each lane on which somebody has decided."""
+    with connection.cursor(row_factory=class_row(Head)) as cursor:
+        return cursor.execute(_DECIDED, (slot,)).fetchall()
+
+
+def head_of(connection: Connection, slot: str, lane: Head) -> Head | None:
+    """The first record of a lane now; None where nothing waits in it."""
+    with connection.cursor(row_factory=class_row(Head)) as cursor:
+        return cursor.execute(_HEAD.format(_OF_LANE[lane.lane]).encode(), _parameters(slot, lane)).fetchone()
+
+
+def following(connection: Connection, slot: str, lane: Head, limit: int) -> list[Waiting]:
     """The next records of a lane, in their order."""
+    query = _NEXT.format(_OF_LANE[lane.lane]).encode()
     with connection.cursor(row_factory=class_row(Waiting)) as cursor:
-        return cursor.execute(
-            _NEXT,
-            {
-                "slot": slot,
-                "topic": head.topic,
-                "lane": head.lane,
-                "key": head.key,
-                "id": head.id,
-                "limit": limit,
-            },
-        ).fetchall()
+        return cursor.execute(query, {**_parameters(slot, lane), "limit": limit}).fetchall()
+
+
+def _parameters(slot: str, lane: Head) -> dict[str, object]:
+    return {"slot": slot, "topic": lane.topic, "key": lane.key, "id": lane.id}
 
 
 def forget(connection: Connection, ids: Sequence[int]) -> None:

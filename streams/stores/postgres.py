@@ -27,6 +27,24 @@ _STRANGERS = re.compile(
     r"|no password supplied|resolve host|translate host name|is not permitted to log in|SSL"
 )
 
+_HOW_TO_WRITE = (
+    "it is a URL, postgresql://user:password@host:port/database, in which special characters of a password are written "
+    "as %XX (@ as %40, / as %2F, % as %25), or a DSN, host=... user=..., in which a value with spaces stands in '...'"
+)
+
+
+def _names_password(database_url: str) -> bool:
+    """Whether a piece of it, such as errors quote, may be one of a password."""
+    return "@" in database_url or "pass" in database_url.lower()
+
+
+def _is_cut_short(database_url: str) -> bool:
+    """Whether a password in a URL ends at a character of its own, and the rest of it passes for a host or a database."""
+    _, _, rest = database_url.partition("://")
+    before, _, query = rest.partition("?")
+    user, at, _ = (before if "@" in before or "@" not in query else rest).rpartition("@")
+    return bool(at) and ("@" in user or "/" in user)
+
 
 class Fault(Enum):
     """Whose an error is."""
@@ -101,8 +119,11 @@ def connect(
         connection.execute("SET idle_in_transaction_session_timeout = '30s'")
         connection.autocommit = autocommit
     except psycopg.ProgrammingError as error:
-        raise ConfigurationError(f"STREAMS_DATABASE_URL cannot be read: {error}") from error
+        detail = "" if _names_password(database_url) else f" ({_first_line(error)})"
+        raise ConfigurationError(f"STREAMS_DATABASE_URL cannot be read{detail}; {_HOW_TO_WRITE}") from None
     except psycopg.OperationalError as error:
+        if _is_cut_short(database_url):
+            raise ConfigurationError(f"STREAMS_DATABASE_URL cannot be read; {_HOW_TO_WRITE}") from None
         if _STRANGERS.search(str(error)):
             raise ConfigurationError(
                 f"PostgreSQL does not let us in ({_first_line(error)}); check STREAMS_DATABASE_URL "

@@ -22,9 +22,9 @@ _WATCHERS = (
 )
 
 _LOG = """
-SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint AS retained_bytes,
-    pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn)::bigint AS unconfirmed_bytes,
-    confirmed_flush_lsn::text AS confirmed, coalesce(wal_status, 'unknown') AS wal_status,
+SELECT coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn), 0)::bigint AS retained_bytes,
+    coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn), 0)::bigint AS unconfirmed_bytes,
+    coalesce(confirmed_flush_lsn::text, '0/0') AS confirmed, coalesce(wal_status, 'unknown') AS wal_status,
     (SELECT CASE WHEN setting::bigint < 0 THEN NULL ELSE setting::bigint * 1024 * 1024 END
         FROM pg_settings WHERE name = 'max_slot_wal_keep_size') AS limit_bytes
 FROM pg_replication_slots WHERE slot_name = %s"""
@@ -41,17 +41,21 @@ ORDER BY seconds DESC LIMIT 1"""
 
 _CURSOR = "SELECT reason FROM fencepost.relay_cursor WHERE slot = %s"
 
-_DAYS = """
-SELECT day, sealed_at IS NOT NULL AS sealed,
-    CASE WHEN EXISTS (SELECT FROM fencepost.relay_cursor)
-        THEN sealed_xid < (SELECT min(pg_snapshot_xmin(sent)) FROM fencepost.relay_cursor WHERE cardinality(unsent) = 0)
-        ELSE sealed_at <= (SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = %(slot)s)
-    END IS TRUE AS confirmed
-FROM fencepost.outbox_day WHERE day < (clock_timestamp() AT TIME ZONE 'UTC')::date ORDER BY day"""
+# Every transaction before this one is over, and all of it has reached its topics. Who polls has it from snapshots. For a
+# slot it is what the server may forget: that id moves on only with a position behind all that is older, once confirmed.
+_SETTLED = """(SELECT least(
+    (SELECT CASE WHEN cardinality(unsent) = 0 THEN pg_snapshot_xmin(sent) ELSE '0' END
+        FROM fencepost.relay_cursor ORDER BY 1 LIMIT 1),
+    (SELECT (pg_snapshot_xmax(pg_current_snapshot())::text::bigint - age(catalog_xmin))::text::xid8
+        FROM pg_replication_slots WHERE slot_name = %(slot)s)))"""
 
-_CLEAR_REST = """
+_DAYS = f"""
+SELECT day, sealed_at IS NOT NULL AS sealed, (sealed_xid <= {_SETTLED}) IS TRUE AS confirmed
+FROM fencepost.outbox_day WHERE day < (clock_timestamp() AT TIME ZONE 'UTC')::date ORDER BY day"""  # noqa: S608 - our own
+
+_CLEAR_REST = f"""
 DELETE FROM fencepost.outbox_rest WHERE created_at < clock_timestamp() - make_interval(days => %(days)s)
-    AND xid < (SELECT max(sealed_xid) FROM fencepost.outbox_day)"""
+    AND xid < {_SETTLED}"""  # noqa: S608 - our own
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +150,9 @@ def drop_day(connection: Connection, day: date) -> bool:
     return row is not None and bool(row[0])
 
 
-def clear_rest(connection: Connection, days: int) -> int:
-    """Deletes what is old and sealed from the partition for days that nobody made; answers how many rows."""
-    return connection.execute(_CLEAR_REST, {"days": days}).rowcount
+def clear_rest(connection: Connection, slot: str, days: int) -> int:
+    """Deletes what is old and confirmed from the partition for days that nobody made; answers how many rows."""
+    return connection.execute(_CLEAR_REST, {"slot": slot, "days": days}).rowcount
 
 
 def notify(connection: Connection, message: str) -> None:

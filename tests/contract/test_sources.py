@@ -221,6 +221,44 @@ def test_after_an_orderly_stop_nothing_is_sent_twice(
     assert arrived(reading, topic) == 3
 
 
+def test_a_new_column_while_it_reads_does_not_disturb_it(
+    reading: Settings, topic: str, writer: psycopg.Connection[Any]
+) -> None:
+    with relaying(reading):
+        receive(writer, "a")
+        writer.commit()
+        eventually(lambda: arrived(reading, topic) == 1, "before")
+        writer.execute("ALTER TABLE fencepost.event ADD COLUMN note text DEFAULT 'x'")
+        receive(writer, "a")
+        writer.commit()
+        writer.execute("ALTER TABLE fencepost.event DROP COLUMN note")
+        receive(writer, "a")
+        writer.commit()
+        eventually(lambda: arrived(reading, topic) == 3, "after")
+    versions = [record.header(FP_VERSION) for record in everything_in(reading, topic)]
+    assert versions == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("source", ["log", "peek"])
+def test_the_position_moves_while_only_others_write(settings: Settings, source: str) -> None:
+    """Or the slot of a quiet database would keep the log of its busy neighbours."""
+    with relaying(by(settings, source)), psycopg.connect(settings.database_url, autocommit=True) as other:
+        other.execute("CREATE TABLE unrelated (n int)")
+        other.execute("INSERT INTO unrelated SELECT generate_series(1, 10000)")
+        written = one(settings, "SELECT pg_current_wal_lsn()")
+        eventually(
+            lambda: bool(
+                one(
+                    settings,
+                    "SELECT confirmed_flush_lsn >= %s::pg_lsn FROM pg_replication_slots WHERE slot_name = %s",
+                    written,
+                    settings.slot,
+                )
+            ),
+            "what others wrote is confirmed too",
+        )
+
+
 @pytest.mark.parametrize("rows", [0, 1])
 def test_without_a_place_to_go_on_from_it_begins_with_empty_tables_only(
     reading: Settings, topic: str, writer: psycopg.Connection[Any], rows: int

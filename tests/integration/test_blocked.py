@@ -219,3 +219,31 @@ def test_killed_between_refusal_and_decision_nothing_is_lost_or_doubled(
 def killed_or_waiting(settings: Settings, relay: Process) -> None:
     eventually(lambda: not relay.is_running or waiting(settings) == 2, lambda: relay.output)
     relay.kill()
+
+
+@pytest.mark.slow
+def test_a_storm_of_refusals_is_worked_off_and_everything_else_arrives(
+    settings: Settings, small: str, send: Any
+) -> None:
+    """As when a limit is lowered under a backlog: each is found, none holds another up, and nothing is lost."""
+    with psycopg.connect(settings.database_url) as raw:
+        raw.execute(
+            "INSERT INTO fencepost.outbox (topic, key, payload) "
+            "SELECT %s, convert_to('k' || n %% 150, 'UTF8'), int4send(n) || CASE WHEN n %% 3 = 0 AND n < 300 "
+            "THEN (SELECT string_agg(decode(md5(random()::text || i), 'hex'), '') FROM generate_series(1, 10000) i) "
+            "ELSE '' END FROM generate_series(0, 1499) n ORDER BY n",
+            (small,),
+        )
+    blocked_keys = {n % 150 for n in range(0, 300, 3)}
+    free = [n for n in range(1500) if n % 150 not in blocked_keys]
+    with relaying(settings):
+        eventually(lambda: arrived(settings, small) == len(free), lambda: f"{arrived(settings, small)}", 100)
+        eventually(lambda: waiting(settings) == 1500 - len(free), "the rest waits")
+        set_limit(settings, small, 10_000_000)
+        decide(settings, "resend", "--topic", small)
+        eventually(lambda: waiting(settings) == 0, lambda: f"{waiting(settings)} wait", 60)
+    by_key: dict[bytes | None, list[int]] = {}
+    for record in everything_in(settings, small):
+        by_key.setdefault(record.key, []).append(int.from_bytes((record.value or b"")[:4], "big"))
+    assert all(numbers == sorted(numbers) for numbers in by_key.values())
+    assert sorted(n for numbers in by_key.values() for n in numbers) == list(range(1500))

@@ -147,4 +147,7 @@ CREATE TABLE fencepost.relay_blocked (
 );
 COMMENT ON TABLE fencepost.relay_blocked IS
     'Records that wait: those with a reason were refused, the others stand behind one. Those that were let go stay as a record of it.';
-CREATE INDEX relay_blocked_lane ON fencepost.relay_blocked (slot, topic, key, id) WHERE decision IS DISTINCT FROM 'let_go';
+CREATE INDEX relay_blocked_key ON fencepost.relay_blocked (slot, topic, key, id) WHERE decision IS DISTINCT FROM 'let_go';
+CREATE INDEX relay_blocked_topic ON fencepost.relay_blocked (slot, topic, id)
+    WHERE lane = 'topic' AND decision IS DISTINCT FROM 'let_go';
+CREATE INDEX relay_blocked_refused ON fencepost.relay_blocked (slot, id) WHERE reason IS NOT NULL;
