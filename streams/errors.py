@@ -17,6 +17,10 @@ class ConfigurationError(StreamsError):
     """A setting, an option or a declaration is wrong; the message says what to change."""
 
 
+class NotLetIn(ConfigurationError):
+    """A server does not know whom the URL names, or cannot be found: a wrong URL at a start, later a passing trouble."""
+
+
 class ServerUnavailable(StreamsError):
     """A server does not answer, or lacks what fencepost needs of it; the message says what to do."""
 

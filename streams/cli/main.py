@@ -56,6 +56,12 @@ def main() -> None:
         _fail(str(error), 2)
     except StreamsError as error:
         _fail(str(error), 1)
+    except Exception as error:
+        # What the database says while it is migrated comes wrapped.
+        said = getattr(error, "orig", None)
+        if not isinstance(said, DATABASE_ERRORS):
+            raise
+        _fail(f"the database says: {str(said).strip()}", 1)
 
 
 def _fail(message: str, status: int) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Protocol
 
 from streams.broker.types import KafkaError
 from streams.errors import StreamsError
 from streams.event import as_headers
 from streams.relay.rows import Produced, identity
+from streams.relay.tail import position_in
 from streams.settings import Settings
 from streams.stores import blocked as store
 from streams.stores.blocked import Head, LaneKind, NewlyBlocked, Waiting
@@ -82,9 +84,10 @@ class Blocked:
 
     Args:
         settings: for a connection of its own, and the slot.
+        since: the position before which everything is confirmed.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, since: int = 0) -> None:
         self._settings = settings
         self._lanes: set[Lane] = set()
         self._topics: set[str] = set()
@@ -94,6 +97,12 @@ class Blocked:
         self._buffer: list[tuple[NewlyBlocked, Held]] = []
         self._bytes = 0
         self._connection: Connection | None = None
+        self.given_up = {
+            row.identity
+            for row in store.given_up(self._database(), settings.slot)
+            if (position_in(tuple(zip(row.header_names, row.header_values, strict=True))) or 0) >= since
+        }
+        """What was let go and may be read once more, since its position was not confirmed then."""
         for head in store.heads(self._database(), settings.slot):
             self._learn(head)
 
@@ -157,11 +166,18 @@ class Blocked:
         found = store.following(self._database(), self._settings.slot, lane, _PAGE)
         if not found:
             self._forget_lane(lane)
-        return found
+        going = list(takewhile(lambda record: record.reason in (None, ABSENT) or record.decision, found))
+        if found and not going:
+            self.halt(lane)
+        return going
 
     def halt(self, lane: Head) -> None:
         """A record of a lane that was to go on was refused again."""
         self._flowing.pop(_name(lane), None)
+
+    def mark_tried(self, records: list[Waiting]) -> None:
+        """These are about to be sent; should we die before we forget them, the next session asks their topic."""
+        store.mark_tried(self._database(), [record.id for record in records])
 
     def forget(self, records: list[Waiting]) -> None:
         """These have reached their topic."""

@@ -25,7 +25,7 @@ from streams.relay.portal import Portal, SqlConnection, lock, server
 from streams.relay.rows import EVENT, OUTBOX
 from streams.relay.source import RequireSame, Sink, StandBy
 from streams.settings import Settings
-from streams.stores.postgres import sql
+from streams.stores.postgres import Connection, sql
 
 _PORTION_ROWS = 100_000
 _KEEP_SECONDS = 0.2
@@ -59,11 +59,14 @@ UPDATE fencepost.relay_cursor SET token = token + 1 WHERE slot = %s
 RETURNING system, sent::text, unsent::text[], since::text, target::text, target_at::text, upto, token, closing,
     pg_snapshot_xmax(sent) > pg_snapshot_xmax(pg_current_snapshot())"""
 _KEEP = """
-UPDATE fencepost.relay_cursor SET sent = %s, unsent = %s::text[]::xid8[], since = %s, target = %s, target_at = %s, upto = %s
+UPDATE fencepost.relay_cursor SET sent = %s, unsent = CASE WHEN %s THEN unsent ELSE '{}' END, since = %s, target = %s,
+    target_at = %s, upto = %s
 WHERE slot = %s AND token = %s RETURNING true"""
 _NOW = "SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text"
 
 _CLOSE = "DELETE FROM fencepost.relay_cursor WHERE slot = %s AND token = %s"
+
+_REOPEN = "UPDATE fencepost.relay_cursor SET closing = false WHERE slot = %s AND token = %s"
 
 Row = tuple[int, int, Columns]
 
@@ -99,6 +102,8 @@ class Polling:
     def __init__(self, settings: Settings, *, leave_at: float | None = None) -> None:
         self._slot, self._leave_at = settings.slot, leave_at
         self._sql = SqlConnection(settings, slot.ACTIVE)
+        published = slot.published(self._sql.connection, settings.publication)
+        self._tables = [table for table in _TABLES if table.name in published]
         self._token = 0
         self._closing = False
         self._round: Iterator[Row] | None = None
@@ -184,11 +189,11 @@ class Polling:
             place = self._place = replace(place, target=row[0], target_at=row[1])
             self._own_target = True
         self._rows = 0
-        for table in _TABLES:
+        for table in self._tables:
             sink.table(table)
         condition = _condition(place)
         return heapq.merge(
-            *(self._rows_of(table, condition, place.upto) for table in _TABLES), key=itemgetter(0)
+            *(self._rows_of(table, condition, place.upto) for table in self._tables), key=itemgetter(0)
         )
 
     def _end_round(self) -> None:
@@ -235,7 +240,7 @@ class Polling:
             _KEEP,
             (
                 place.sent,
-                list(place.unsent),
+                bool(place.unsent),  # a long list is not written again for every page
                 place.since,
                 place.target,
                 place.target_at,
@@ -251,9 +256,22 @@ class Polling:
         self.confirmed = position_from_text(place.since)
 
     def _hand_to_slot(self) -> None:
-        self._sql.connection.execute(_CLOSE, (self._slot, self._token))
-        self.confirmed = position_from_text(self._safe.since)
-        self.ended = self._handed_over = True
+        """What the slot's snapshot showed is safe: the slot takes over, if it is still there."""
+        self._keep()
+        if _is_whole(self._sql.connection, self._slot):
+            self._sql.connection.execute(_CLOSE, (self._slot, self._token))
+            self.ended = self._handed_over = True
+        else:
+            self._sql.connection.execute(_REOPEN, (self._slot, self._token))
+            self._closing = False
+
+
+def _is_whole(connection: Connection, name: str) -> bool:
+    try:
+        return slot.find(connection, name) is not None
+    except RelayBlocked:  # it has lost its log meanwhile
+        slot.drop(connection, name)
+        return False
 
 
 def _condition(place: Place) -> sql.Composed:

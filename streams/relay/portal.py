@@ -10,7 +10,8 @@ from streams.settings import Settings
 from streams.stores.postgres import Connection, connect, sql
 
 _PAGE_BYTES = 2 * 1024 * 1024
-_PAGE_ROWS = 2_000
+# Few, since the next page may hold the largest rows there are, whatever the last one held.
+_PAGE_ROWS = 32
 _ALIVE_SECONDS = 2.0
 
 _SERVER = """

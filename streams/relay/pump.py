@@ -141,44 +141,84 @@ class Pump:
         ):
             return self._send_with_care(record, place)
         before = self._last.get(place)
-        self._last[place] = record
-        self.sent += 1
         if before is not None:
             self._hand_over(before, place, None)
+        # Only now: what ends the wait for room must leave the one before where it will be found.
+        self._last[place] = record
+        self.sent += 1
         return None
 
     def close_group(self) -> None:
         """The burst is over: the last record of each partition goes, and answers for those before it."""
         group = self._group
         if self._last:
-            for place, record in self._last.items():
-                group.outstanding += 1
+            while self._last:
+                place, record = next(iter(self._last.items()))
+                group.outstanding += (
+                    1  # and stays so if the wait for room is ended: then nothing of it is confirmed
+                )
                 self._hand_over(record, place, group.delivered)
-            self._last = {}
+                del self._last[place]
         elif group.end is None and not group.outstanding:
             return  # an empty one need not be followed
         self._group = self._new_group()
         self._routes.turn()
 
-    def send_all(self, records: list[Produced]) -> tuple[int, KafkaError | None]:
+    def send_all(
+        self, records: list[Produced], on_delivered: Callable[[list[int]], None]
+    ) -> KafkaError | None:
         """Sends records that belong to nothing that is being read, and waits for them.
 
+        Args:
+            on_delivered: told in the end which of them are in their topic, however it ended.
+
         Returns:
-            How many are in their topic, and why the next one was refused, if it was.
+            Why the one after those was refused, if it was.
 
         Raises:
             Refusal: one of them was refused together with others.
         """
-        aside = Group(self._failed)
-        refusal = None
-        for number, record in enumerate(records):
-            place = (record[0], self._partition(record[0], record[1]))
-            examined = not number or (record[0], record[1]) in self._suspects
-            refusal = self._examine(record, place) if examined else self._ask(record, place, aside)
-            if refusal is not None:
-                break
-        self._wait_until(lambda: not aside.outstanding)
-        return (len(records) if refusal is None else number), refusal
+        aside, delivered = Group(self._failed), []
+
+        def answering(number: int) -> Answer:
+            def answer(error: KafkaError | None, message: Any) -> None:
+                if error is None:
+                    delivered.append(number)
+                aside.delivered(error, message)
+
+            return answer
+
+        try:
+            for number, record in enumerate(records):
+                place = (record[0], self._partition(record[0], record[1]))
+                if not number or (record[0], record[1]) in self._suspects:
+                    refusal = self._examine(record, place)
+                    if refusal is None:
+                        delivered.append(number)
+                else:
+                    aside.outstanding += 1
+                    refusal = self._try(record, place, answering(number))
+                    aside.outstanding -= refusal is not None
+                if refusal is not None:
+                    self._wait_until(lambda: not aside.outstanding)
+                    return refusal
+            self._wait_until(lambda: not aside.outstanding)
+            return None
+        finally:
+            # Whatever ended it: an answer that is still to come is better had now than asked for from the topic.
+            deadline = time.monotonic() + _SETTLE_SECONDS
+            while aside.outstanding and len(self._producer) and time.monotonic() < deadline:
+                self._serve(0.05)
+            on_delivered(delivered)
+
+    def settle(self) -> None:
+        """Waits until all that was taken is in its topic."""
+        self.close_group()
+        self._wait_until(lambda: not len(self._producer))
+
+    def trust(self, lane: Lane) -> None:
+        """Nothing of this key is sent for now."""
+        self._suspects.pop(lane, None)
 
     def _send_with_care(self, record: Produced, place: Place) -> KafkaError | None:
         """Sends a record that answers for itself."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from streams.broker import kafka
 from streams.broker.registry import Framing
-from streams.errors import ServerUnavailable
+from streams.errors import NotLetIn, RelayBlocked, ServerUnavailable
 from streams.observe import metrics
 from streams.relay import pgoutput, slot, switch
 from streams.relay.blocked import Lane, Refusal
@@ -71,7 +71,7 @@ class Relay:
         self._sent = self._sent_before = 0
         self._suspects: Counter[Lane] = Counter()
         self._careful = 0
-        self._over_budget = False
+        self._over_budget = self._stays_on_log = False
         self._caught_up = False
         self._switch_at = 0.0
 
@@ -103,7 +103,8 @@ class Relay:
                     watch.wait_until_free(_AGAIN_SECONDS)
                 except Refusal as refusal:
                     self._isolate(refusal)
-                except (*CONNECTION_ERRORS, ServerUnavailable) as error:
+                except (*CONNECTION_ERRORS, ServerUnavailable, NotLetIn) as error:
+                    self._suspects.clear()  # another relay may have worked meanwhile
                     logger.warning("a server is away (%s); trying again", str(error).strip().splitlines()[0])
                     self._stop.wait(delay)
                     delay = min(delay * 2, _LONGEST_SECONDS)
@@ -170,6 +171,19 @@ class Relay:
                 self._switch_at = time.monotonic() + _SWITCH_AGAIN_SECONDS
         return Polling(self.settings, leave_at=None if wish == "poll" else self._switch_at)
 
+    def _to_polling(self) -> bool:
+        """Goes from the log to the tables; answers False where the log's budget asks for it, and it cannot be done."""
+        over_budget, self._over_budget, self._caught_up = self._over_budget, False, False
+        try:
+            switch.to_polling(self.settings, "over the log's budget" if over_budget else "as configured")
+        except RelayBlocked as error:
+            if not over_budget:
+                raise
+            self._stays_on_log = True
+            logger.error("over the log's budget, and it cannot be polled instead: %s", error)  # noqa: TRY400 - no bug
+            return False
+        return True
+
     def _require_same(self, server: Server, history: Callable[[int], str]) -> None:
         slot.require_same(self.settings.slot, self._server, server, self.confirmed, history)
         self._server = server
@@ -188,8 +202,9 @@ class Relay:
             self._wishes.decided.set()
 
     def _degrade(self) -> None:
-        self._over_budget = True
-        self._wishes.leave()
+        if not self._stays_on_log:
+            self._over_budget = True
+            self._wishes.leave()
 
     def _count(self, sent: int, confirmed: int) -> None:
         total = self._sent_before + sent

@@ -21,6 +21,7 @@ class Routes:
 
     def __init__(self, partitions: Callable[[str], int]) -> None:
         self._partitions = partitions
+        self._counts: dict[str, int] = {}
         self._known: dict[str, dict[bytes | None, int]] = {}
         self._unkeyed = 0
 
@@ -32,18 +33,27 @@ class Routes:
             return self._find(topic, key)
 
     def _find(self, topic: str, key: bytes | None) -> int:
+        count = self._counts.get(topic)
+        if count is None:
+            count = self._counts[topic] = self._partitions(topic)
         if key is None:
-            return self._unkeyed % self._partitions(topic)
+            return self._unkeyed % count
         keys = self._known.setdefault(topic, {})
         if len(keys) >= _KEYS_KEPT:
             keys.clear()
-        keys[key] = partition_of(key, self._partitions(topic))
+        keys[key] = partition_of(key, count)
         return keys[key]
 
     def turn(self) -> None:
         """Lets the next records without a key go elsewhere."""
         self._unkeyed += 1
 
+    @property
+    def outdated(self) -> bool:
+        """Whether a topic has another number of partitions than its records were sent by."""
+        return any(self._partitions(topic) != count for topic, count in self._counts.items())
+
     def forget(self) -> None:
-        """Some topic has another number of partitions now."""
+        """The numbers of partitions are taken anew."""
+        self._counts.clear()
         self._known.clear()

@@ -187,6 +187,26 @@ def is_letter(headers: ProducedHeaders) -> bool:
     return any(name in (FP_DUE, FP_ERROR) for name, _ in headers[-2:])
 
 
+def repositioned(record: Produced, position: str) -> Produced:
+    """A record that is sent later than its row was read, with the position of what is sent now.
+
+    So positions never fall along a partition, and who looks for the last confirmed one from its end finds it.
+    """
+    topic, key, value, headers = record
+    moved: ProducedHeaders = []
+    last = len(headers) - 1
+    for place, (name, content) in enumerate(headers):
+        number = _lasting(name, content)
+        if name == FP_POSITION and number is not None and (place == last or headers[-1][0] != FP_ERROR):
+            moved.append((name, position.encode() + number))
+        elif name == FP_ERROR and isinstance(content, bytes) and _POSITION_IN_LETTER in content:
+            error, _, at = content.rpartition(_POSITION_IN_LETTER)
+            moved.append((name, error + _POSITION_IN_LETTER + position.encode() + at.rpartition(b"/")[2]))
+        else:
+            moved.append((name, content))
+    return topic, key, value, moved
+
+
 def identity(
     topic: str,
     key: bytes | None,

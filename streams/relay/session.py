@@ -11,16 +11,17 @@ from collections.abc import Callable
 
 from streams.broker import kafka
 from streams.broker.registry import Framing
-from streams.errors import SchemaError, UnknownSchema
+from streams.broker.types import KafkaError
+from streams.errors import SchemaError, StreamsError, UnknownSchema
 from streams.observe import metrics
 from streams.points import reach
 from streams.relay import pgoutput
-from streams.relay.blocked import Blocked, Lane, as_produced
+from streams.relay.blocked import Blocked, Lane, Refusal, as_produced
 from streams.relay.pump import Pump
 from streams.relay.routes import Routes
-from streams.relay.rows import Mapper, Naming, Produced, is_letter, mapper
+from streams.relay.rows import Mapper, Naming, Produced, identity, is_letter, mapper, repositioned
 from streams.relay.source import SILENCE_SECONDS, Source
-from streams.relay.tail import Tail
+from streams.relay.tail import Tail, sent_since
 from streams.settings import Settings
 from streams.stores.blocked import Head, Waiting
 from streams.stores.postgres import CONNECTION_ERRORS
@@ -48,6 +49,7 @@ class Topics:
         self._settings = settings
         self._partitions: dict[str, int] = {}
         self._asked_at = 0.0
+        self.known_since = time.monotonic()
 
     def ask(self) -> None:
         """Asks the broker; where it does not answer, what was known holds."""
@@ -66,12 +68,14 @@ class Topics:
         return time.monotonic() - self._asked_at > _TOPICS_SECONDS
 
     def partitions(self, topic: str) -> int:
-        return self._partitions[topic]
+        """How many partitions a topic has.
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """How many partitions each topic has, as far as is known."""
-        return self._partitions
+        Raises:
+            Refusal: it is not there any more, which the next session looks after.
+        """
+        if topic not in self._partitions:
+            raise Refusal(Counter())
+        return self._partitions[topic]
 
 
 class Stopped(Exception):
@@ -131,7 +135,9 @@ class Session:
         self._settings, self._source, self._topics, self._wishes = settings, source, topics, wishes
         self._framing = framing
         self._naming = Naming(settings.topic_prefix, settings.source)
-        self.blocked = Blocked(settings)
+        self._tried: dict[str, set[bytes]] = {}
+        self._unframed: StreamsError = StreamsError()
+        self.blocked = Blocked(settings, since)
         self.routes = Routes(topics.partitions)
         self.pump = Pump(
             kafka.producer(settings),
@@ -205,23 +211,24 @@ class Session:
         as_record = self._mappers.get(oid)
         if as_record is None:
             as_record = self._mappers[oid] = mapper(self._tables[oid], self._naming)
-        record = as_record(row, self._position, self._place)
-        if self._framing is not None:
-            framed = self._framed(record)
-            if framed is None:
-                return
-            record = framed
-        topic = record[0]
+        stored = as_record(row, self._position, self._place)
+        # What is set aside stands there as it is stored; frames are exchanged when it is sent.
+        record = stored if self._framing is None else self._framed(stored)
+        topic, key = stored[0], stored[1]
         if topic not in self._ready and not self._prepare(topic):
-            self._wait_behind(record)
-        elif self._commit <= self._tail.horizon and self._tail.need_not_send(record):
+            self._wait_behind(stored)
+        elif self._commit <= self._tail.horizon and record is not None and self._tail.need_not_send(record):
             metrics.RELAY_REPEATS_AVOIDED.inc()
-        elif self.blocked.any and self.blocked.holds(topic, record[1]):
-            self.blocked.put_behind(record, self.pump.group)
+        elif self.blocked.given_up and identity(*stored) in self.blocked.given_up:
+            logger.info("a record for topic %s is passed over: it was let go", topic)
+        elif self.blocked.any and self.blocked.holds(topic, key):
+            self.blocked.put_behind(stored, self.pump.group)
+        elif record is None:
+            self._refuse(stored, self._unframed)
         else:
             refusal = self.pump.send(record)
             if refusal is not None:
-                self.blocked.refuse(record, refusal)
+                self._refuse(stored, refusal)
 
     def commit(self, end: int) -> None:
         self.pump.commit(end)
@@ -230,35 +237,45 @@ class Session:
         self.pump.seen(end)
 
     def _framed(self, record: Produced) -> Produced | None:
-        """A record in the registry's frame; None where it has none, and was set aside."""
+        """A record in the registry's frame; None where it has none, for the reason in ``_unframed``."""
         topic, key, value, headers = record
         if self._framing is None or is_letter(headers):
             return record  # what a processor sends back stays byte for byte
         try:
             return topic, key, self._framing.to_confluent(topic, value), headers
         except (UnknownSchema, SchemaError) as error:
-            self.blocked.refuse_unframed(record, error)
+            self._unframed = error
             return None
+
+    def _refuse(self, record: Produced, why: KafkaError | StreamsError) -> None:
+        """Sets a record aside, once all before it of its key is in its topic, or is set aside too."""
+        self.pump.settle()
+        self.pump.trust((record[0], record[1]))
+        if isinstance(why, StreamsError):
+            self.blocked.refuse_unframed(record, why)
+        else:
+            self.blocked.refuse(record, why)
 
     def _prepare(self, topic: str) -> bool:
         """Gets a topic ready that is met for the first time; answers whether it is there."""
-        if self.blocked.any and self.blocked.holds(topic, None):
-            return False
-        if not self._topics.exists(topic) and not self._wait_for(topic):
+        waits = self.blocked.any and self.blocked.holds(topic, None)
+        if not self._topics.exists(topic) and (waits or not self._wait_for(topic)):
             return False
         self._tail.read(topic)
         self._ready.add(topic)
         return True
 
     def _wait_for(self, topic: str) -> bool:
-        """Waits a while for a topic that is not there: at the first start of a system it may come any moment."""
+        """Waits for a topic that is not there while the relay is young: at a first start it may come any moment."""
+        until = self._topics.known_since + self._settings.topic_grace_seconds
+        if time.monotonic() >= until:
+            return False
         logger.error(
             "topic %s is not there; the relay waits for it, then sets its records aside. Declare it, and run: streams topics apply",
             topic,
         )
         metrics.RELAY_WAITING_FOR_TOPIC.set(1)
         try:
-            until = time.monotonic() + self._settings.topic_grace_seconds
             while time.monotonic() < until:
                 self._while_elsewhere()
                 self._wishes.pause(0.1)
@@ -276,12 +293,12 @@ class Session:
             self.blocked.refuse_absent(record)
 
     def _look_for_partitions(self) -> None:
-        """Follows a topic that got more partitions, once all that went by the old number is safe."""
-        before = self._topics.counts
+        """Follows topics that got more partitions, once all that went by the old number is safe."""
         self._topics.ask()
-        if any(self._topics.counts.get(topic, count) != count for topic, count in before.items()):
+        if self.routes.outdated:
             self.pump.flush(_FLUSH_SECONDS)
-            self.routes.forget()
+            if self.pump.idle:
+                self.routes.forget()
 
     def _release(self) -> None:
         """Sends the lanes on which somebody has decided, and those whose topic is there now."""
@@ -297,25 +314,45 @@ class Session:
                     break
                 if time.monotonic() - clock > _RELEASE_SLICE_SECONDS:
                     return
-            else:
-                logger.warning("what waited in topic %s is sent", lane.topic)
 
     def _send_lane(self, lane: Head, records: list[Waiting]) -> bool:
         """Sends some records of a lane; answers False where one of them is refused again."""
         if lane.topic not in self._ready and self._topics.exists(lane.topic):
             self._tail.read(lane.topic)
             self._ready.add(lane.topic)
+        position = self._position or pgoutput.position_text(self.pump.confirmed) + "/"
         framed: list[Produced] = []
-        for record in map(as_produced, records):
-            made = self._framed(record)
+        for waiting in records:
+            made = self._framed(repositioned(as_produced(waiting), position))
             if made is None:
                 break
             framed.append(made)
-        sent, refusal = self.pump.send_all(framed)
-        self.blocked.forget(records[:sent])
-        if refusal is not None:
-            self.blocked.refuse(as_produced(records[sent]), refusal)
-        return sent == len(records)
+        there = self._sent_before(lane.topic, records)
+        gone = [n for n, record in enumerate(framed) if there and identity(*record) in there]
+        self.blocked.forget([records[n] for n in gone])
+        left = [n for n in range(len(framed)) if n not in set(gone)]
+        self.blocked.mark_tried([records[n] for n in left])
+        sent: list[int] = []
+
+        def delivered(numbers: list[int]) -> None:
+            sent.extend(numbers)
+            self.blocked.forget([records[left[number]] for number in numbers])
+
+        refusal = self.pump.send_all([framed[n] for n in left], delivered)
+        if len(sent) == len(left) == len(records) - len(gone):
+            return True
+        refused = len(framed) if refusal is None else left[len(sent)]
+        self._refuse(as_produced(records[refused]), self._unframed if refusal is None else refusal)
+        return False
+
+    def _sent_before(self, topic: str, records: list[Waiting]) -> set[bytes]:
+        """What a relay before us may have sent of a lane, and had no time to take out."""
+        tried = [record.tried_at for record in records if record.tried_at is not None]
+        if not tried:
+            return set()
+        if topic not in self._tried:
+            self._tried[topic] = sent_since(self._settings, topic, min(tried), self._while_elsewhere)
+        return self._tried[topic]
 
     def _while_waiting(self) -> None:
         """For the pump, which polls by itself."""

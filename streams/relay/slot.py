@@ -198,6 +198,12 @@ def require_publication(connection: Connection, publication: str) -> None:
         )
 
 
+def published(connection: Connection, publication: str) -> list[str]:
+    """The tables of a publication."""
+    row = connection.execute(_PUBLICATION, (publication,)).fetchone()
+    return [] if row is None else list(row[2])
+
+
 def missing(name: str) -> str:
     return (
         f"there is no replication slot {name}, and the database holds events that a new one would not see. "

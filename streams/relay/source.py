@@ -57,7 +57,10 @@ class Sink(Protocol):
 
 
 class Source(Protocol):
-    """Reads committed rows, each at least once, per key in the order of commits.
+    """Reads committed rows, each at least once, per resource in the order of commits.
+
+    Messages of the outbox come in the order of commits from the log. Polled, those of one key whose writers did not wait
+    for each other come in the order in which they were written, if they are found at once.
 
     What has been reported is not read again, also not after a crash. What has not been is read again, after a crash
     from its first row on. A source belongs to one thread and one connection, and holds the relay's lock with it.

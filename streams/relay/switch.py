@@ -14,6 +14,7 @@ from streams.points import reach
 from streams.relay import slot
 from streams.relay.pgoutput import BEGIN, position_text
 from streams.relay.portal import lock, server
+from streams.relay.rows import EVENT, OUTBOX
 from streams.relay.stream import connect_to_log
 from streams.settings import Settings
 from streams.stores import relay as store
@@ -32,6 +33,11 @@ SELECT xid::text::bigint FROM pg_logical_slot_peek_binary_changes(
     %s, %s, NULL, 'proto_version', '1', 'publication_names', %s, 'binary', 'true') WHERE get_byte(data, 0) = %s"""
 _VISIBLE = "SELECT x::text FROM unnest(%s::text[]::xid8[]) x WHERE pg_visible_in_snapshot(x, %s::pg_snapshot)"
 _NEXT = "SELECT pg_snapshot_xmax(%s::pg_snapshot)::text::bigint"
+_UNNUMBERED = """
+SELECT EXISTS (SELECT FROM fencepost.relay_begin WHERE numbered_from > %s::pg_lsn AND numbered_from <= pg_current_wal_insert_lsn())"""
+_FROM_ELSEWHERE = """
+SELECT EXISTS (SELECT FROM fencepost.event WHERE xid >= pg_snapshot_xmax(pg_current_snapshot()))
+    OR EXISTS (SELECT FROM fencepost.outbox WHERE xid >= pg_snapshot_xmax(pg_current_snapshot()))"""
 _CLOSING = "SELECT closing FROM fencepost.relay_cursor WHERE slot = %s"
 _CLOSE = """
 UPDATE fencepost.relay_cursor SET target = %s, target_at = %s, upto = 0, closing = true
@@ -55,6 +61,7 @@ def begin(settings: Settings) -> None:
     with connect(settings.database_url, name=slot.ACTIVE, autocommit=True) as connection:
         if polls(connection, settings.slot) or slot.find(connection, settings.slot):
             return
+        _require_pollable(connection, settings)
         with connection.transaction():
             # Before the rows are looked for: one that commits in between is refused, rather than taken for sent.
             _begin(connection, settings.slot, _snapshot(connection), (), "nothing was sent before")
@@ -71,6 +78,8 @@ def begin_now(settings: Settings) -> None:
     """
     with connect(settings.database_url, name=slot.ACTIVE, autocommit=True) as connection:
         lock(connection, settings.slot)
+        if settings.relay_source == "poll":
+            _require_pollable(connection, settings)
         connection.execute("DELETE FROM fencepost.relay_cursor WHERE slot = %s", (settings.slot,))
         if slot.exists(connection, settings.slot):
             slot.drop(connection, settings.slot)
@@ -85,7 +94,7 @@ def to_polling(settings: Settings, reason: str) -> None:
 
     Raises:
         StandBy: another relay is at work.
-        RelayBlocked: the slot is gone, or has lost its log.
+        RelayBlocked: the slot is gone, or has lost its log; or some rows can only be had from the log.
     """
     with connect(settings.database_url, name=slot.ACTIVE, autocommit=True) as connection:
         lock(connection, settings.slot)
@@ -93,6 +102,13 @@ def to_polling(settings: Settings, reason: str) -> None:
             found = slot.find(connection, settings.slot)
             if found is None:
                 raise RelayBlocked(slot.gone(settings.slot))
+            _require_pollable(connection, settings)
+            row = connection.execute(_UNNUMBERED, (position_text(found.confirmed),)).fetchone()
+            if row is not None and row[0]:
+                raise RelayBlocked(
+                    f"slot {settings.slot} still holds rows from before migration 0002, which only the log can tell; let "
+                    "the relay confirm them first (STREAMS_RELAY_SOURCE=log)"
+                )
             # First the snapshot, then the position: what the snapshot shows is then before the position, and either
             # confirmed or among what the slot still holds. The other way round a commit between them would be lost.
             snapshot = _snapshot(connection)
@@ -156,6 +172,21 @@ def to_log(settings: Settings) -> bool:
         if closing is None:
             slot.drop(connection, settings.slot)
         return closing is not None
+
+
+def _require_pollable(connection: Connection, settings: Settings) -> None:
+    """Raises RelayBlocked where polling would leave rows out, or send old ones again."""
+    others = set(slot.published(connection, settings.publication)) - {EVENT, OUTBOX}
+    if others:
+        raise RelayBlocked(
+            f"polling reads fencepost's own tables only, and publication {settings.publication} holds {', '.join(sorted(others))}"
+        )
+    row = connection.execute(_FROM_ELSEWHERE).fetchone()
+    if row is not None and row[0]:
+        raise RelayBlocked(
+            "some rows have transaction ids of another server, as after a restored dump, which this one will give out again; "
+            f"set the column xid of {EVENT} and of {OUTBOX} to NULL first"
+        )
 
 
 def _begin(

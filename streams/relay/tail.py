@@ -10,16 +10,20 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from datetime import datetime, timedelta
 
 from streams.broker import kafka
 from streams.broker.kafka import Place
-from streams.event import FP_ERROR, FP_POSITION, Record
+from streams.event import FP_ERROR, FP_POSITION, Headers, Record
 from streams.observe import metrics
 from streams.relay.pgoutput import position_from_text
 from streams.relay.rows import Produced, identity
 from streams.settings import Settings
 
 logger = logging.getLogger(__name__)
+
+# A record's time is of the relay's clock, the database's that of its own.
+CLOCKS_APART = timedelta(minutes=5)
 
 _FIRST_STRETCH = 2_000
 _GROWTH = 8
@@ -97,6 +101,22 @@ class Tail:
         return oldest
 
 
+def sent_since(
+    settings: Settings, topic: str, since: datetime, while_reading: Callable[[], None]
+) -> set[bytes]:
+    """The identities of what was sent to a topic since then, as far as clocks agree.
+
+    Raises:
+        ServerUnavailable: the broker does not answer.
+    """
+    begins = kafka.offsets_since(settings, [topic], since - CLOCKS_APART)
+    ends = kafka.end_offsets(settings, [topic])
+    return {
+        identity(record.topic, record.key, record.value, record.headers)
+        for record in kafka.read(settings, begins, ends, while_reading)
+    }
+
+
 def _warn(place: Place) -> None:
     metrics.RELAY_TAILS_CUT.inc()
     logger.warning(
@@ -109,8 +129,14 @@ def _warn(place: Place) -> None:
 
 def commit_position(record: Record) -> int | None:
     """The commit position of the row that a record was; None where no relay sent it."""
-    name, error = record.headers[-1] if record.headers else ("", None)
-    text = _position_of_letter(error) if name == FP_ERROR else record.header(FP_POSITION)
+    return position_in(record.headers)
+
+
+def position_in(headers: Headers) -> int | None:
+    """The commit position that a record's headers say; None where they do not."""
+    name, error = headers[-1] if headers else ("", None)
+    said = (value for name, value in reversed(headers) if name == FP_POSITION)
+    text = _position_of_letter(error) if name == FP_ERROR else next(said, None)
     if text is None:
         return None
     try:

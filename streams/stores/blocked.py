@@ -17,11 +17,13 @@ LaneKind = Literal["record", "key", "topic"]
 Decision = Literal["resend", "let_go"]
 
 _ADD = """
-INSERT INTO fencepost.relay_blocked (slot, identity, topic, key, payload, header_names, header_values, lane, reason)
+INSERT INTO fencepost.relay_blocked AS relay_blocked (slot, identity, topic, key, payload, header_names, header_values, lane, reason)
 VALUES (%(slot)s, %(identity)s, %(topic)s, %(key)s, %(payload)s, %(header_names)s::text[], %(header_values)s::bytea[],
     %(lane)s, %(reason)s)
 ON CONFLICT (slot, identity) DO UPDATE SET reason = excluded.reason, decision = NULL, decided_at = NULL,
-    lane = excluded.lane WHERE excluded.reason IS NOT NULL"""
+    -- What waits for its key goes on waiting for it: those behind it stand in that lane.
+    lane = CASE relay_blocked.lane WHEN 'key' THEN 'key' ELSE excluded.lane END
+    WHERE excluded.reason IS NOT NULL AND relay_blocked.decision IS DISTINCT FROM 'let_go'"""
 
 # One of the records of a topic that waits as a whole was refused for itself: those of its key wait for it from now on.
 _NARROW = """
@@ -42,8 +44,8 @@ _OF_LANE: dict[LaneKind, str] = {
 }
 
 _NEXT = """
-SELECT id, topic, key, payload, header_names, header_values FROM fencepost.relay_blocked
-WHERE slot = %(slot)s AND {} AND decision IS DISTINCT FROM 'let_go' ORDER BY id LIMIT %(limit)s"""
+SELECT id, topic, key, payload, header_names, header_values, reason, decision, tried_at
+FROM fencepost.relay_blocked WHERE slot = %(slot)s AND {} AND decision IS DISTINCT FROM 'let_go' ORDER BY id LIMIT %(limit)s"""
 
 _HEAD = """
 SELECT topic, lane, key, id, reason, decision FROM fencepost.relay_blocked
@@ -54,6 +56,9 @@ _DECIDED = """
 SELECT DISTINCT ON (topic, lane, key, CASE lane WHEN 'record' THEN id END) topic, lane, key, id, reason, decision
 FROM fencepost.relay_blocked
 WHERE slot = %s AND reason IS NOT NULL AND (decision = 'resend' OR decided_at > clock_timestamp() - interval '1 minute')"""
+
+_GIVEN_UP = """
+SELECT identity, header_names, header_values FROM fencepost.relay_blocked WHERE slot = %s AND decision = 'let_go'"""
 
 _LIST = """
 SELECT id, slot, topic, key, coalesce(octet_length(payload), 0) AS bytes, lane, reason, decision, blocked_at, decided_at,
@@ -81,6 +86,18 @@ class Waiting:
     topic: str
     key: bytes | None
     payload: bytes | None
+    header_names: list[str]
+    header_values: list[bytes | None]
+    reason: str | None
+    decision: Decision | None
+    tried_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """A record that was let go, as far as is needed to know it again."""
+
+    identity: bytes
     header_names: list[str]
     header_values: list[bytes | None]
 
@@ -183,6 +200,20 @@ def following(connection: Connection, slot: str, lane: Head, limit: int) -> list
 
 def _parameters(slot: str, lane: Head) -> dict[str, object]:
     return {"slot": slot, "topic": lane.topic, "key": lane.key, "id": lane.id}
+
+
+def given_up(connection: Connection, slot: str) -> list[GivenUp]:
+    """The records that somebody has let go."""
+    with connection.cursor(row_factory=class_row(GivenUp)) as cursor:
+        return cursor.execute(_GIVEN_UP, (slot,)).fetchall()
+
+
+def mark_tried(connection: Connection, ids: Sequence[int]) -> None:
+    """These are about to be sent again."""
+    connection.execute(
+        "UPDATE fencepost.relay_blocked SET tried_at = clock_timestamp() WHERE id = ANY(%s) AND tried_at IS NULL",
+        (list(ids),),
+    )
 
 
 def forget(connection: Connection, ids: Sequence[int]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 from psycopg import sql as sql  # noqa: PLC0414 - for those who compose statements and import no driver
 
-from streams.errors import ConfigurationError, ServerUnavailable
+from streams.errors import ConfigurationError, NotLetIn, ServerUnavailable
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -102,7 +102,7 @@ def connect(
     transaction in which nothing happens for half a minute, and either side notices a silent peer in about as long.
 
     Raises:
-        ConfigurationError: the URL cannot be read, or the server does not know whom it names.
+        ConfigurationError: the URL cannot be read; as NotLetIn where the server does not know whom it names.
         ServerUnavailable: with the server's own words and what to check.
     """
     try:
@@ -125,7 +125,7 @@ def connect(
         if _is_cut_short(database_url):
             raise ConfigurationError(f"STREAMS_DATABASE_URL cannot be read; {_HOW_TO_WRITE}") from None
         if _STRANGERS.search(str(error)):
-            raise ConfigurationError(
+            raise NotLetIn(
                 f"PostgreSQL does not let us in ({_first_line(error)}); check STREAMS_DATABASE_URL "
                 "(special characters of a password in a URL are written as %XX)"
             ) from error

@@ -11,6 +11,12 @@ ALTER TABLE fencepost.event
 CREATE INDEX event_xid ON fencepost.event (xid);
 COMMENT ON COLUMN fencepost.event.xid IS 'The transaction that wrote the row; what a snapshot tells apart when the store is polled.';
 
+CREATE TABLE fencepost.relay_begin (
+    numbered_from pg_lsn NOT NULL
+);
+COMMENT ON TABLE fencepost.relay_begin IS 'Rows that were logged before this position have no number and no transaction id: only the log has them.';
+INSERT INTO fencepost.relay_begin VALUES (pg_current_wal_insert_lsn());
+
 -- The outbox by days (UTC), so that old ones are dropped as a whole. Should nobody make the next days in time, rows go
 -- to outbox_rest, and no service is refused.
 
@@ -143,10 +149,11 @@ CREATE TABLE fencepost.relay_blocked (
     decision text CHECK (decision IN ('resend', 'let_go')),
     blocked_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     decided_at timestamptz,
+    tried_at timestamptz,
     UNIQUE (slot, identity)
 );
 COMMENT ON TABLE fencepost.relay_blocked IS
-    'Records that wait: those with a reason were refused, the others stand behind one. Those that were let go stay as a record of it.';
+    'Records that wait: those with a reason were refused, the others stand behind one. Those that were let go stay as a record of it. "tried_at": when one was first sent again, in case the sender died before it could take it out.';
 CREATE INDEX relay_blocked_key ON fencepost.relay_blocked (slot, topic, key, id) WHERE decision IS DISTINCT FROM 'let_go';
 CREATE INDEX relay_blocked_topic ON fencepost.relay_blocked (slot, topic, id)
     WHERE lane = 'topic' AND decision IS DISTINCT FROM 'let_go';
