@@ -102,10 +102,10 @@ def require_broker(settings: Settings) -> None:
         ) from error
 
 
-def partitions(settings: Settings) -> dict[str, int]:
-    """How many partitions each topic has; nothing where no broker answers within ``connect_seconds``."""
+def partitions(settings: Settings, seconds: float = 3.0) -> dict[str, int]:
+    """How many partitions each topic has; nothing where no broker answers in time."""
     try:
-        found = admin(settings).list_topics(timeout=settings.connect_seconds).topics
+        found = admin(settings).list_topics(timeout=seconds).topics
     except KafkaException:
         return {}
     return {name: len(topic.partitions) for name, topic in found.items()}

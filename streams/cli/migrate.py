@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from streams.cli.common import console
+from streams.relay import slot
 from streams.relay.relay import prepare
 from streams.settings import Settings
 from streams.stores.postgres import connect
@@ -40,6 +41,9 @@ def migrate(
         typer.echo(runner.as_sql())
         return
     settings = Settings.load()
+    if not no_slot and settings.relay_source != "poll":
+        with connect(settings.database_url, name="fencepost migrate", autocommit=True) as connection:
+            slot.require_rights(connection)  # first, so that nothing is made which cannot go on
     applied = runner.migrate(settings.database_url)
     console.print(f"applied {', '.join(applied)}" if applied else "the database is up to date")
     for path in also or []:

@@ -90,8 +90,8 @@ class Relay:
             RelayBlocked: going on would lose or reorder something.
             ServerUnavailable: PostgreSQL or Kafka is not there at the start.
         """
+        kafka.require_broker(self.settings)  # first, so that nothing is begun which cannot go on
         prepare(self.settings)
-        kafka.require_broker(self.settings)
         delay = _AGAIN_SECONDS
         with Watch(self.settings, self._wish, self._degrade) as watch:
             while not self._stop.is_set():
@@ -99,12 +99,13 @@ class Relay:
                     self._session(watch, on_active)
                     delay = _AGAIN_SECONDS
                 except StandBy as error:
+                    self._suspects.clear()  # another relay works meanwhile
                     logger.info("%s; standing by", error)
                     watch.wait_until_free(_AGAIN_SECONDS)
                 except Refusal as refusal:
                     self._isolate(refusal)
                 except (*CONNECTION_ERRORS, ServerUnavailable, NotLetIn) as error:
-                    self._suspects.clear()  # another relay may have worked meanwhile
+                    self._suspects.clear()
                     logger.warning("a server is away (%s); trying again", str(error).strip().splitlines()[0])
                     self._stop.wait(delay)
                     delay = min(delay * 2, _LONGEST_SECONDS)

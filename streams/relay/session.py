@@ -20,7 +20,7 @@ from streams.relay.blocked import Blocked, Lane, Refusal, as_produced
 from streams.relay.pump import Pump
 from streams.relay.routes import Routes
 from streams.relay.rows import Mapper, Naming, Produced, identity, is_letter, mapper, repositioned
-from streams.relay.source import SILENCE_SECONDS, Source
+from streams.relay.source import SILENCE_SECONDS, Source, StandBy
 from streams.relay.tail import Tail, sent_since
 from streams.settings import Settings
 from streams.stores.blocked import Head, Waiting
@@ -29,7 +29,7 @@ from streams.stores.postgres import CONNECTION_ERRORS
 logger = logging.getLogger(__name__)
 
 # With what the pump then waits for the rest, within the ten seconds that a stop may take.
-_FLUSH_SECONDS = 7.0
+_FLUSH_SECONDS, _FLUSH_SLICE_SECONDS = 7.0, 0.5
 _IDLE_SECONDS = 0.05
 # How many messages are taken before the producer is looked after.
 _BURST = 500
@@ -156,7 +156,7 @@ class Session:
         self._position = ""
         self._place = 0
         self._looked_at = time.monotonic()
-        self._stalled_at = 0.0
+        self._looked_sent = self._looked_outstanding = 0
         self._in_hand = 0
         self._released_at = 0.0
 
@@ -181,14 +181,22 @@ class Session:
                     self._look_for_partitions()
                 if not more:
                     self._source.wait(_IDLE_SECONDS)
-        with contextlib.suppress(
-            Stopped
-        ):  # where the broker has no room, what is left is for the next session
-            self.pump.flush(_FLUSH_SECONDS)
+        with contextlib.suppress(Stopped):
+            # Where the broker has no room, what is left is for the next session.
+            self._flush()
+
+    def _flush(self) -> None:
+        """Waits until the broker has everything, or for so long."""
+        deadline = time.monotonic() + _FLUSH_SECONDS
+        self.pump.flush(_FLUSH_SLICE_SECONDS)
+        while self.pump.outstanding and time.monotonic() < deadline:
+            self._notice_stall()
+            self.pump.flush(_FLUSH_SLICE_SECONDS)
 
     def end(self) -> None:
         """Lets go of everything; what is safe by then is reported."""
-        self._notice_stall()
+        with contextlib.suppress(StandBy):
+            self._notice_stall()
         self.pump.abandon()
         self._count_late()
         with contextlib.suppress(*CONNECTION_ERRORS):
@@ -367,20 +375,30 @@ class Session:
         self._while_waiting()
 
     def _notice_stall(self) -> None:
-        """Remembers what was on its way if this process stood still for so long that another may have taken over."""
-        clock = time.monotonic()
-        if clock - self._looked_at > _STALL_SECONDS:
-            self._in_hand, self._stalled_at = self.pump.outstanding, clock
-        elif clock - self._stalled_at > _STALL_SECONDS:
-            self._in_hand = 0  # and was not replaced
+        """Ends the session of a process that stood still for so long that another relay may have taken over.
+
+        What it holds, and what the server had sent it until then, would reach the topics behind the other's records.
+
+        Raises:
+            StandBy: it did.
+        """
+        clock, stood_still = time.monotonic(), self._stood_still()
+        if stood_still:
+            # The client's threads woke first, so what was on its way before is what may be late.
+            self._in_hand = self._looked_outstanding + self.pump.sent - self._looked_sent
         self._looked_at = clock
+        self._looked_sent, self._looked_outstanding = self.pump.sent, self.pump.outstanding
+        if stood_still:
+            raise StandBy("this relay stood still, and another may have taken over")
+
+    def _stood_still(self) -> bool:
+        return time.monotonic() - self._looked_at > _STALL_SECONDS
 
     def _count_late(self) -> None:
-        late = self._in_hand - self.pump.outstanding
-        if late > 0:
-            metrics.RELAY_LATE.inc(late)
+        if self._in_hand:
+            metrics.RELAY_LATE.inc(self._in_hand)
             logger.warning(
-                "this relay stood still and lost its place; up to %s records of it may have reached their topics behind "
-                "those of the relay that took over. They are repetitions, which consumers know by version or id",
-                f"{late:,}",
+                "this relay stood still; up to %s records of it may have reached their topics behind those of a relay "
+                "that took over. They are repetitions, which consumers know by version or id",
+                f"{self._in_hand:,}",
             )

@@ -15,7 +15,7 @@ from streams import App, Effects, Event, Retry, Topic, append
 from streams.broker import kafka
 from streams.dev import postgres, servers
 from streams.dev.state import ServerName
-from streams.errors import ServerUnavailable
+from streams.errors import ConfigurationError, ServerUnavailable
 from streams.event import FP_ERROR, FP_VERSION, Headers, Record
 from streams.migrations import newest
 from streams.publish.outbox import publish
@@ -173,7 +173,7 @@ def test_a_postgresql_without_logical_decoding_is_refused_with_the_statement_to_
     try:
         url = servers.up(tmp_path, want=[ServerName.POSTGRES]).database_url
         assert url is not None
-        with pytest.raises(ServerUnavailable, match="ALTER SYSTEM SET wal_level = logical"):
+        with pytest.raises(ConfigurationError, match="ALTER SYSTEM SET wal_level = logical"):
             slot.ensure(url, "fencepost")
     finally:
         servers.reset(tmp_path)
@@ -203,7 +203,7 @@ def test_a_command_called_wrongly_says_what_to_do(
     settings: Settings, arguments: list[str], expected: str
 ) -> None:
     process = start(streams(*arguments), settings)
-    assert process.wait() == 1
+    assert process.wait() == 2
     assert expected in process.output
     assert "Traceback" not in process.output
 
@@ -229,7 +229,7 @@ def test_a_command_line_that_cannot_be_read_is_answered_with_its_usage_and_statu
 
 def test_a_misspelt_setting_ends_a_command_with_a_suggestion(settings: Settings) -> None:
     process = start(streams("status"), settings, STREAMS_DATABSE_URL="x")
-    assert process.wait() == 1
+    assert process.wait() == 2
     assert "did you mean STREAMS_DATABASE_URL?" in process.output
 
 
