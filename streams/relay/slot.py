@@ -30,8 +30,7 @@ LACKS_REPLICATION = (
 _NAME = re.compile("[a-z0-9_]{1,63}")
 
 _SLOT = """
-SELECT active, active_pid, confirmed_flush_lsn::text, plugin, slot_type, wal_status, database = current_database(),
-    pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn)::bigint
+SELECT confirmed_flush_lsn::text, wal_status, plugin, slot_type, database = current_database()
 FROM pg_replication_slots WHERE slot_name = %s"""
 
 BEGIN_ANEW = (
@@ -50,13 +49,10 @@ FAILOVER_SLOTS = 17_00_00
 
 @dataclass(frozen=True)
 class Slot:
-    """``behind_bytes``: how much log lies between what is confirmed and the newest."""
+    """``confirmed``: the position from which on the server keeps the log for it."""
 
     name: str
-    active_pid: int | None
     confirmed: int
-    wal_status: str
-    behind_bytes: int
 
 
 def find(connection: Connection, name: str) -> Slot | None:
@@ -70,17 +66,17 @@ def find(connection: Connection, name: str) -> Slot | None:
     if row is None:
         return None
     _require_own(name, row)
-    _, pid, confirmed, _, _, wal_status, _, behind = row
+    confirmed, wal_status, *_ = row
     if wal_status == "lost":
         raise RelayBlocked(
             f"replication slot {name} has lost its log (max_slot_wal_keep_size): events since {confirmed} may be missing "
             f"from their topics. {BEGIN_ANEW}"
         )
-    return Slot(name, pid, position_from_text(confirmed), wal_status, int(behind or 0))
+    return Slot(name, position_from_text(confirmed))
 
 
 def _require_own(name: str, row: tuple[Any, ...]) -> None:
-    *_, plugin, kind, _, ours, _ = row
+    *_, plugin, kind, ours = row
     if kind != "logical":
         problem = f"is a {kind} one"
     elif plugin != "pgoutput":
