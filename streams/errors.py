@@ -17,6 +17,10 @@ class ConfigurationError(StreamsError):
     """A setting, an option or a declaration is wrong; the message says what to change."""
 
 
+class Busy(StreamsError):
+    """Somebody else is at the same work, which one alone may do; let it end first."""
+
+
 class NotLetIn(ConfigurationError):
     """A server does not know whom the URL names, or cannot be found: a wrong URL at a start, later a passing trouble."""
 

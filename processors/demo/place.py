@@ -21,6 +21,7 @@ from streams.broker import kafka
 from streams.dev import containers, programs, servers
 from streams.dev.kafka import VERSION
 from streams.dev.state import ALWAYS, Endpoints, ServerName, configured, locked
+from streams.errors import Busy
 from streams.settings import cache_directory, dev_directory
 
 Report = Callable[[str], None]
@@ -62,7 +63,7 @@ def place(*, keep: bool, report: Report) -> Iterator[Place]:
     """A fresh place; taken down at the end, unless it is to be kept and nothing went wrong.
 
     Raises:
-        ConfigurationError: another demo is running in the same directory.
+        Busy: another demo is running in the same directory.
         ServerUnavailable: a server does not start, or does not answer.
     """
     directory = dev_directory().with_name(f"{dev_directory().name}-demo")
@@ -138,7 +139,7 @@ def _clear(directory: Path) -> None:
 
 
 def _refuse(directory: Path) -> None:
-    raise ConfigurationError(f"another demo is running in {directory}; wait for it, or set STREAMS_DEV_DIR")
+    raise Busy(f"another demo is running in {directory}; wait for it, or set STREAMS_DEV_DIR")
 
 
 def _down(directory: Path, report: Report) -> None:

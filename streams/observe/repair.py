@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Self
 
-from streams.errors import ConfigurationError
+from streams.errors import Busy
 from streams.event import (
     CE_ID,
     CE_SOURCE,
@@ -85,11 +85,11 @@ def claim(connection: Connection) -> None:
     """Makes this connection the only one that repairs: two at once would send everything twice.
 
     Raises:
-        ConfigurationError: another one does.
+        Busy: another one does.
     """
     row = connection.execute(_CLAIM).fetchone()
     if row is None or not row[0]:
-        raise ConfigurationError("another repair is running on this database; let it end, and audit again")
+        raise Busy("another repair is running on this database; let it end, and audit again")
 
 
 def republish(

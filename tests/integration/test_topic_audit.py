@@ -17,7 +17,7 @@ from streams.broker import kafka
 from streams.broker.partitioner import partition_of
 from streams.broker.types import NewTopic, TopicPartition
 from streams.cli.audit import since_of
-from streams.errors import ConfigurationError, ServerUnavailable
+from streams.errors import Busy, ServerUnavailable
 from streams.event import FP_POSITION, FP_VERSION, Headers, Record
 from streams.observe import repair
 from streams.observe.repair import Gaps
@@ -412,7 +412,7 @@ def test_two_repairs_do_not_run_at_once(settings: Settings) -> None:
         connect(settings.database_url, autocommit=True) as other,
     ):
         repair.claim(first)
-        with pytest.raises(ConfigurationError, match="another repair is running"):
+        with pytest.raises(Busy, match="another repair is running"):
             repair.claim(other)
         first.close()
         eventually(lambda: claims(other), "it is free when the other has ended")
@@ -421,7 +421,7 @@ def test_two_repairs_do_not_run_at_once(settings: Settings) -> None:
 def claims(connection: Connection) -> bool:
     try:
         repair.claim(connection)
-    except ConfigurationError:
+    except Busy:
         return False
     return True
 
