@@ -142,7 +142,7 @@ def test_a_standby_relay_takes_over_when_the_active_one_is_killed(
         clean(settings)
     finally:
         stop(processors)
-        assert "reading the log" in stop(standby)
+        assert "at work" in stop(standby)
 
 
 def test_retries_come_at_their_planned_times_and_other_keys_do_not_wait(settings: Settings) -> None:
