@@ -15,6 +15,7 @@ from streams.broker import kafka
 from streams.broker.kafka import end_offsets
 from streams.event import FP_VERSION, Record
 from streams.points import POINTS
+from streams.relay import switch
 from streams.topics import apply, plan
 from tests.chaos.app import TABLE, app
 from tests.chaos.audit import KEYS, PER_KEY, append_events, count, differences, is_clean
@@ -24,6 +25,8 @@ pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 APPEND = ("append.before_commit", "append.after_commit")
 RELAY = ("relay.produced", "relay.acknowledged", "relay.confirmed")
+# Each with the way of reading that is wished for when the point is met.
+SWITCH = {"switch.cursor_written": "poll", "switch.slot_made": "log", "switch.closing": "log"}
 CONSUME = (
     "consume.fetched",
     "consume.decided",
@@ -47,7 +50,7 @@ def shop(settings: Settings) -> Iterator[psycopg.Connection[Any]]:
 
 
 def test_every_point_is_in_the_matrix() -> None:
-    assert {*APPEND, *RELAY, *CONSUME, *RETRY, *REDRIVE} == POINTS
+    assert {*APPEND, *RELAY, *SWITCH, *CONSUME, *RETRY, *REDRIVE} == POINTS
 
 
 @pytest.mark.parametrize("point", APPEND)
@@ -87,6 +90,26 @@ def test_a_relay_killed_loses_nothing_doubles_nothing_and_keeps_the_order_of_eac
     for key, versions in first_versions(settings).items():
         assert versions == list(range(1, 2 * PER_KEY + 1)), key
     assert relayed(settings) == 2 * events, "what was sent before the kill is not sent again"
+
+
+@pytest.mark.parametrize("point", SWITCH)
+def test_a_relay_killed_while_it_switches_leaves_one_truth(
+    settings: Settings, shop: psycopg.Connection[Any], point: str
+) -> None:
+    events = append_events(shop)
+    if SWITCH[point] == "log":
+        switch.to_polling(settings, "for the test")
+    wait_killed(start(streams("relay", "run"), settings, point, STREAMS_RELAY_SOURCE=SWITCH[point]))
+    append_events(shop)
+    relay = start(streams("relay", "run"), settings)
+    eventually(
+        lambda: len(first_versions(settings)) == KEYS and all_versions_there(settings, 2 * PER_KEY),
+        lambda: relay.output,
+    )
+    assert "error" not in stop(relay)
+    for key, versions in first_versions(settings).items():
+        assert versions == list(range(1, 2 * PER_KEY + 1)), key
+    assert relayed(settings) == 2 * events, "nothing is sent twice"
 
 
 @pytest.mark.parametrize("point", [*CONSUME, "consume.in_transaction:3", "consume.database_committed:3"])

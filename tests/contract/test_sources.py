@@ -313,23 +313,6 @@ def test_switching_a_running_system_loses_and_doubles_nothing(
     assert_clean(settings)
 
 
-def test_killed_in_the_middle_of_a_switch_the_next_relay_finds_one_truth(
-    settings: Settings, topic: str
-) -> None:
-    with appending(settings):
-        for point in ("switch.cursor_written", "switch.slot_made", "switch.closing"):
-            for source in ("poll", "log"):
-                relay = start(streams("relay", "run"), settings, point, STREAMS_RELAY_SOURCE=source)
-                goal = arrived(settings, topic) + 100
-                eventually(
-                    lambda goal=goal, relay=relay: not relay.is_running or arrived(settings, topic) > goal,  # type: ignore[misc]
-                    lambda relay=relay: relay.output,  # type: ignore[misc]
-                )
-                relay.kill()
-    drain(settings, topic)
-    assert_clean(settings)
-
-
 def test_a_slot_is_not_made_while_transactions_stay_open_and_the_polling_goes_on(
     settings: Settings, topic: str, writer: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
