@@ -305,13 +305,14 @@ def test_a_relay_with_a_registry_frames_what_it_sends_and_processors_read_it(
     (record,) = everything_in(settings, topic)
     assert record.value is not None
     assert id_of(record.value) > 0
-    retry = next(
-        record
+    # Retry topics bear the group's name, and other tests have sent theirs before.
+    retries = [
+        retry.value
         for name in kafka.partitions(settings)
         if ".retry." in name
-        for record in everything_in(settings, name)
-    )
-    assert retry.value == record.value, "a letter is byte for byte what was consumed"
+        for retry in everything_in(settings, name)
+    ]
+    assert record.value in retries, "a letter is byte for byte what was consumed"
 
 
 def test_an_event_of_a_schema_that_the_relay_does_not_know_stops_its_key_only(

@@ -370,7 +370,7 @@ def test_the_audit_names_what_is_missing_and_is_content_when_all_is_there(
         assert f"missing in {topic}: a version {version}" in found.output
     with relaying(settings):
         eventually(lambda: arrived(settings, topic) == 3, "all arrive")
-    content = start(streams("relay", "audit", "--json"), settings)
-    assert content.wait() == 0, content.output
+        content = start(streams("relay", "audit", "--json"), settings)
+        assert content.wait() == 0, content.output
     (row,) = json.loads(content.output)
     assert (row["stored"], row["relayed"], row["missing"], row["repeated"]) == (3, 3, 0, 0)
