@@ -83,8 +83,25 @@ def inserted(message: bytes) -> tuple[int, Columns]:
     Raises:
         RelayBlocked: a column is not in binary, so a type of the table has no binary form; or the message ends early.
     """
+    columns: Columns = []
+    append, length_at = columns.append, _LENGTH.unpack_from
     try:
-        oid, columns, offset = _inserted(message)
+        (oid,) = _RELATION.unpack_from(message, XLOG_HEADER + 1)
+        (count,) = _COUNT.unpack_from(message, XLOG_HEADER + 6)
+        offset = XLOG_HEADER + 8
+        for _ in range(count):
+            kind = message[offset]
+            if kind == _BINARY:
+                start = offset + 5
+                offset = start + length_at(message, offset + 1)[0]
+                append(message[start:offset])
+            elif kind == _NULL:
+                append(None)
+                offset += 1
+            else:
+                raise RelayBlocked(
+                    f"a column arrived in format {chr(kind)!r}; the stream was started with binary columns"
+                )
     except (struct.error, IndexError) as error:
         raise RelayBlocked(f"a row is cut short: {error}") from error
     # A slice beyond the end is no error, and would pass for a shorter value.
@@ -109,28 +126,6 @@ def _relation(message: bytes) -> Relation:
         types.append(_TYPE.unpack_from(message, offset)[0])
         offset += _TYPE.size
     return Relation(oid, f"{schema}.{name}", tuple(columns), tuple(types))
-
-
-def _inserted(message: bytes) -> tuple[int, Columns, int]:
-    (oid,) = _RELATION.unpack_from(message, XLOG_HEADER + 1)
-    (count,) = _COUNT.unpack_from(message, XLOG_HEADER + 6)
-    offset = XLOG_HEADER + 8
-    columns: Columns = []
-    append, length_at = columns.append, _LENGTH.unpack_from
-    for _ in range(count):
-        kind = message[offset]
-        if kind == _BINARY:
-            start = offset + 5
-            offset = start + length_at(message, offset + 1)[0]
-            append(message[start:offset])
-        elif kind == _NULL:
-            append(None)
-            offset += 1
-        else:
-            raise RelayBlocked(
-                f"a column arrived in format {chr(kind)!r}; the stream was started with binary columns"
-            )
-    return oid, columns, offset
 
 
 def position_text(position: int) -> str:
