@@ -155,11 +155,7 @@ class Relay:
         with connect(self.settings.database_url, name=slot.ACTIVE, autocommit=True) as connection:
             polling = switch.polls(connection, self.settings.slot)
         if not polling and (wish == "poll" or self._over_budget):
-            switch.to_polling(
-                self.settings, "over the log's budget" if self._over_budget else "as configured"
-            )
-            self._over_budget = self._caught_up = False
-            polling = True
+            polling = self._to_polling()
         if not polling:
             return SlotPeek(self.settings) if wish == "peek" else LogStream(self.settings)
         if wish != "poll" and self._caught_up:

@@ -448,3 +448,18 @@ def test_the_place_of_a_poll_is_kept_without_writing_all_that_is_unsent_anew(set
                 polling.report(0, now=True)
             written = one(settings, "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), %s)::bigint", before)
     assert written < 200_000, f"{written:,} bytes of log"
+
+
+def test_over_the_logs_budget_a_publication_with_other_tables_stays_on_the_log(
+    settings: Settings, small: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with psycopg.connect(settings.database_url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE other (id int)")
+        connection.execute("ALTER PUBLICATION fencepost ADD TABLE other")
+    with relaying(settings) as relay:
+        put(settings, small, ("k", b"first"))
+        eventually(lambda: arrived(settings, small) == 1, "it is at work")
+        relay._degrade()
+        eventually(lambda: "it cannot be polled instead" in caplog.text, "it says so")
+        put(settings, small, ("k", b"second"))
+        eventually(lambda: arrived(settings, small) == 2, "and goes on by the log")
