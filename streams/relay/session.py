@@ -229,7 +229,7 @@ class Session:
             metrics.RELAY_REPEATS_AVOIDED.inc()
         elif self.blocked.given_up and identity(*stored) in self.blocked.given_up:
             logger.info("a record for topic %s is passed over: it was let go", topic)
-        elif self.blocked.any and self.blocked.holds(topic, key):
+        elif self.blocked.holds(topic, key):
             self.blocked.put_behind(stored, self.pump.group)
         elif record is None:
             self._refuse(stored, self._unframed)
@@ -266,12 +266,16 @@ class Session:
 
     def _prepare(self, topic: str) -> bool:
         """Gets a topic ready that is met for the first time; answers whether it is there."""
-        waits = self.blocked.any and self.blocked.holds(topic, None)
+        waits = self.blocked.holds(topic, None)
         if not self._topics.exists(topic) and (waits or not self._wait_for(topic)):
             return False
+        self._make_ready(topic)
+        return True
+
+    def _make_ready(self, topic: str) -> None:
+        """Learns what of it is in a topic, before the first record is sent there."""
         self._tail.read(topic)
         self._ready.add(topic)
-        return True
 
     def _wait_for(self, topic: str) -> bool:
         """Waits for a topic that is not there while the relay is young: at a first start it may come any moment."""
@@ -295,7 +299,7 @@ class Session:
 
     def _wait_behind(self, record: Produced) -> None:
         topic, key, *_ = record
-        if self.blocked.any and self.blocked.holds(topic, key):
+        if self.blocked.holds(topic, key):
             self.blocked.put_behind(record, self.pump.group)
         else:
             self.blocked.refuse_absent(record)
@@ -326,8 +330,7 @@ class Session:
     def _send_lane(self, lane: Head, records: list[Waiting]) -> bool:
         """Sends some records of a lane; answers False where one of them is refused again."""
         if lane.topic not in self._ready and self._topics.exists(lane.topic):
-            self._tail.read(lane.topic)
-            self._ready.add(lane.topic)
+            self._make_ready(lane.topic)
         position = self._position or pgoutput.position_text(self.pump.confirmed) + "/"
         framed: list[Produced] = []
         for waiting in records:
@@ -338,7 +341,7 @@ class Session:
         there = self._sent_before(lane.topic, records)
         gone = [n for n, record in enumerate(framed) if there and identity(*record) in there]
         self.blocked.forget([records[n] for n in gone])
-        left = [n for n in range(len(framed)) if n not in set(gone)]
+        left = sorted(set(range(len(framed))).difference(gone))
         self.blocked.mark_tried([records[n] for n in left])
         sent: list[int] = []
 

@@ -13,7 +13,8 @@ from streams.errors import ConfigurationError, RelayBlocked
 from streams.relay import pgoutput, slot
 from streams.relay.decoder import LogDecoder
 from streams.relay.pgoutput import position_from_text, status_update
-from streams.relay.source import LOCK, SILENCE_SECONDS, RequireSame, Server, Sink, StandBy
+from streams.relay.portal import lock
+from streams.relay.source import SILENCE_SECONDS, RequireSame, Server, Sink, StandBy
 from streams.settings import Settings
 
 _STATUS_SECONDS = 1.0
@@ -44,9 +45,7 @@ class LogStream:
         self.ended = False
 
     def begin(self, require_same: RequireSame) -> int:
-        row = self._connection.execute(sql.SQL(LOCK).format(self._slot)).fetchone()
-        if row is None or not row[0]:
-            raise StandBy(f"another relay reads slot {self._slot}")
+        lock(self._connection, self._slot)
         require_same(self._server(), self._history)
         found = slot.find(self._connection, self._slot)
         if found is None:

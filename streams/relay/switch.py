@@ -46,10 +46,7 @@ WHERE slot = %s AND target IS NULL AND cardinality(unsent) = 0 RETURNING true"""
 
 def polls(connection: Connection, name: str) -> bool:
     """Whether the relay of this slot polls now."""
-    row = connection.execute(
-        "SELECT EXISTS (SELECT FROM fencepost.relay_cursor WHERE slot = %s)", (name,)
-    ).fetchone()
-    return row is not None and bool(row[0])
+    return store.why_polling(connection, name) is not None
 
 
 def begin(settings: Settings) -> None:
