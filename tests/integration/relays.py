@@ -6,6 +6,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource  # type: ignore[attr-defined]
+
+from streams.broker import kafka
 from streams.broker.kafka import end_offsets
 from streams.relay.relay import Relay
 from streams.settings import Settings
@@ -43,3 +46,12 @@ def relaying(settings: Settings) -> Iterator[Relay]:
 
 def arrived(settings: Settings, topic: str) -> int:
     return sum(end_offsets(settings, [topic]).values())
+
+
+def set_limit(settings: Settings, topic: str, size: int) -> None:
+    """Sets the largest record that a topic takes, in bytes."""
+    entry = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource("topic", topic, incremental_configs=[entry])
+    admin = kafka.admin(settings)  # held: the futures are fulfilled only as long as their client lives
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(10)

@@ -9,26 +9,16 @@ from typing import Any
 
 import psycopg
 import pytest
-from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource  # type: ignore[attr-defined]
 
 from streams import publish
-from streams.broker import kafka
 from streams.relay.blocked import ABSENT
 from streams.settings import Settings
 from streams.topics import Step, Wanted, apply
-from tests.integration.relays import arrived, relaying
+from tests.integration.relays import arrived, relaying, set_limit
 from tests.processes import Process, eventually, start, streams
 from tests.running import everything_in, one
 
 pytestmark = pytest.mark.real
-
-
-def set_limit(settings: Settings, topic: str, size: int) -> None:
-    entry = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource("topic", topic, incremental_configs=[entry])
-    admin = kafka.admin(settings)  # held: the futures are fulfilled only as long as their client lives
-    for future in admin.incremental_alter_configs([resource]).values():
-        future.result(10)
 
 
 @pytest.fixture

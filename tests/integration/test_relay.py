@@ -11,7 +11,6 @@ from typing import Any
 import psycopg
 import pytest
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource  # type: ignore[attr-defined]
 
 import schemas
 from streams import App, RelayBlocked, Topic, append, publish
@@ -35,7 +34,7 @@ from streams.relay.relay import Relay
 from streams.settings import Settings
 from streams.topics import Step, Wanted, apply, plan
 from tests.chaos.relay_kills import Figures, appending, audit
-from tests.integration.relays import arrived, relaying, running_relay
+from tests.integration.relays import arrived, relaying, running_relay, set_limit
 from tests.processes import eventually, start, streams
 from tests.processes import stop as stop_process
 from tests.running import everything_in, one, produce
@@ -142,14 +141,6 @@ def small_topic(settings: Settings) -> str:
     apply([Step(Wanted(name, 1, -1), 0)], settings)
     set_limit(settings, name, 100_000)
     return name
-
-
-def set_limit(settings: Settings, topic: str, size: int) -> None:
-    entry = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource("topic", topic, incremental_configs=[entry])
-    admin = kafka.admin(settings)
-    for future in admin.incremental_alter_configs([resource]).values():
-        future.result(10)
 
 
 def test_a_record_that_overtook_another_is_sent_again_behind_it(

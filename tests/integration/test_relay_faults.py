@@ -9,7 +9,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource  # type: ignore[attr-defined]
 
 from streams import publish
 from streams.broker import kafka
@@ -31,19 +30,11 @@ from streams.stores import blocked as blocked_store
 from streams.stores import relay as relay_store
 from streams.stores.postgres import connect, sql
 from streams.topics import Step, Wanted, apply
-from tests.integration.relays import arrived, relaying, running_relay
+from tests.integration.relays import arrived, relaying, running_relay, set_limit
 from tests.processes import eventually, start, streams, wait_killed
 from tests.running import everything_in, one
 
 pytestmark = pytest.mark.real
-
-
-def set_limit(settings: Settings, topic: str, size: int) -> None:
-    entry = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource("topic", topic, incremental_configs=[entry])
-    admin = kafka.admin(settings)  # held: the futures are fulfilled only as long as their client lives
-    for future in admin.incremental_alter_configs([resource]).values():
-        future.result(10)
 
 
 @pytest.fixture
